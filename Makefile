@@ -1,0 +1,48 @@
+# Everything a newcomer needs: `make run` and `make test`. Both set up first, in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+# Small networks are slowed down, often tenfold, by intra-op threads on shared cores.
+export OMP_NUM_THREADS := 1
+
+.PHONY: help setup run test test-slow lint coverage bench clean
+
+help:  ## Show this list.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+setup: $(STAMP)  ## Make .venv and install Esper with its development tools.
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Esper needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Setting up $(VENV) (torch is large: this takes a minute or two) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: setup  ## Grow a small network on handwritten digits and watch each stage.
+	$(BIN)/python examples/lifecycle_by_hand.py
+
+test: setup  ## Run the test suite (a few minutes).
+	$(BIN)/pytest -n 2
+
+test-slow: setup  ## Run the slow checks.
+	$(BIN)/pytest -n 2 -m slow
+
+lint: setup  ## Check style, types and import contracts.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+coverage: setup  ## Measure line coverage of the test suite.
+	$(BIN)/pytest -n 2 --cov=esper --cov-report=term-missing:skip-covered
+
+bench: setup  ## Time what an idle slot costs.
+	$(BIN)/python benchmarks/idle_overhead.py
+
+clean:  ## Remove the environment and everything generated.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage htmlcov runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,68 @@
+"""The factored action: which op, in which slot, with which blueprint and blend."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final, Self
+
+from esper.leyline.constants import HEAD_NAMES, NUM_BLUEPRINTS
+from esper.leyline.errors import InputError
+from esper.leyline.stages import Stage
+
+
+class Op(IntEnum):
+    """What the controller can do in one step."""
+
+    WAIT = 0
+    GERMINATE = 1
+    FOSSILIZE = 2
+    CULL = 3
+
+
+class Blend(IntEnum):
+    """How alpha rises from 0 to 1 while a seed is blended in."""
+
+    LINEAR = 0
+    SIGMOID = 1
+    GATED = 2
+
+
+NUM_OPS: Final = len(Op)
+NUM_BLENDS: Final = len(Blend)
+
+OP_TARGETS: Final[Mapping[Op, Stage]] = MappingProxyType(
+    {Op.GERMINATE: Stage.GERMINATED, Op.FOSSILIZE: Stage.FOSSILIZED, Op.CULL: Stage.CULLED}
+)
+"""The stage that each op moves its slot into; WAIT moves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One decision for one host. Heads that do not matter for the op are 0."""
+
+    op: Op = Op.WAIT
+    slot: int = 0
+    blueprint: int = 0
+    """Index of the blueprint head, 0 to 4; the blueprint id in tables and observations is this plus one."""
+    blend: Blend = Blend.LINEAR
+
+    def __post_init__(self) -> None:
+        if self.slot < 0:
+            raise InputError(f"action slot {self.slot} is negative")
+        if not 0 <= self.blueprint < NUM_BLUEPRINTS:
+            raise InputError(f"action blueprint {self.blueprint} is outside 0..{NUM_BLUEPRINTS - 1}")
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain integers keyed in `HEAD_NAMES` order, the column order of `actions [N, 4]`."""
+        return {name: int(getattr(self, name)) for name in HEAD_NAMES}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, int]) -> Self:
+        """The action whose head indices are `values`; exactly the keys of `HEAD_NAMES` are allowed."""
+        if set(values) != set(HEAD_NAMES):
+            raise InputError(f"an action needs exactly the keys {', '.join(HEAD_NAMES)}; got {', '.join(values)}")
+        try:
+            return cls(Op(values["op"]), int(values["slot"]), int(values["blueprint"]), Blend(values["blend"]))
+        except ValueError as error:
+            raise InputError(f"not an action: {dict(values)} ({error})") from None

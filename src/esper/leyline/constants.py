@@ -1,0 +1,39 @@
+"""Numbers that several packages share: head names, sizes and the default hyper-parameters."""
+
+from typing import Final
+
+HEAD_NAMES: Final[tuple[str, ...]] = ("slot", "blueprint", "blend", "op")
+"""Storage order of the action heads: the columns of `actions [N, 4]`, and of every per-head loop."""
+
+NUM_BLUEPRINTS: Final = 5
+"""Blueprints per family; the observation has this many places."""
+NO_BLUEPRINT: Final = 0
+"""Blueprint id of an empty slot; seeds carry ids 1 to `NUM_BLUEPRINTS`."""
+DEFAULT_NUM_SLOTS: Final = 3
+
+DEFAULT_GAMMA: Final = 0.995
+DEFAULT_GAE_LAMBDA: Final = 0.95
+DEFAULT_LEARNING_RATE: Final = 3e-4
+DEFAULT_CLIP_RATIO: Final = 0.2
+DEFAULT_VALUE_CLIP: Final = 10.0
+DEFAULT_VALUE_COEF: Final = 0.5
+DEFAULT_ENTROPY_COEF: Final = 0.05
+DEFAULT_ENTROPY_COEF_MIN: Final = 0.01
+DEFAULT_MAX_GRAD_NORM: Final = 0.5
+DEFAULT_TARGET_KL: Final = 0.015
+DEFAULT_ADAM_EPS: Final = 1e-5
+DEFAULT_LSTM_HIDDEN_DIM: Final = 128
+DEFAULT_LSTM_LAYERS: Final = 1
+DEFAULT_NUM_ENVS: Final = 4
+DEFAULT_EPISODE_LENGTH: Final = 25
+
+TRAINING_EPOCHS: Final = 2
+"""Epochs a seed learns in isolation before its gate opens."""
+BLENDING_EPOCHS: Final = 3
+"""Epochs over which alpha rises to 1, pauses aside."""
+MAX_BLEND_PAUSES: Final = 2
+"""How often a gated blend may stand still on a negative contribution."""
+MEASUREMENTS_BEFORE_CULL: Final = 2
+"""Counterfactuals a blending seed is given before it may be culled."""
+EMBARGO_EPOCHS: Final = 1
+"""Epochs spent in each of CULLED and EMBARGOED before a slot is free again."""

@@ -1,0 +1,24 @@
+"""The few kinds of fault that callers may want to tell apart."""
+
+from collections.abc import Iterable
+
+
+class EsperError(Exception):
+    """Base of every error that Esper raises on purpose."""
+
+
+class InputError(EsperError, ValueError):
+    """Something given from outside cannot be used; the message names it and what is allowed."""
+
+
+class IllegalActionError(EsperError, ValueError):
+    """An action or transition is not legal in the present state; the state is unchanged."""
+
+
+class InvalidStateMachineError(EsperError, RuntimeError):
+    """A mask leaves no valid action, so the state machine that made it is broken."""
+
+
+def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> InputError:
+    """The one sentence for a name that does not exist: what was given and what may be given."""
+    return InputError(f"unknown {kind} {given!r}; choose one of: {', '.join(allowed)}")

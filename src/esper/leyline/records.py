@@ -1,0 +1,124 @@
+"""Records that cross package borders: training signals, seed telemetry, telemetry events.
+
+Each checks the types of its fields when made, so that a wrong value is named where it appears and not
+three packages later.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum, StrEnum
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from esper.leyline.constants import NO_BLUEPRINT
+from esper.leyline.errors import InputError
+from esper.leyline.stages import Stage
+
+
+def _has_type(value: object, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is UnionType:
+        return any(_has_type(value, option) for option in get_args(hint))
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_has_type(item, get_args(hint)[0]) for item in value)
+    if hint in (int, float):  # a bool is an int to Python, but never meant as a number here
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
+def _check_field_types(record: Any) -> None:
+    hints = get_type_hints(type(record))
+    for spec in fields(record):
+        value = getattr(record, spec.name)
+        if not _has_type(value, hints[spec.name]):
+            raise InputError(f"{type(record).__name__}.{spec.name} must be {spec.type}; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSignals:
+    """What one environment shows after one epoch, one seed in view. Accuracies are in percent, 0 to 100."""
+
+    epoch: int
+    global_step: int
+    train_loss: float
+    val_loss: float
+    loss_delta: float
+    train_accuracy: float
+    val_accuracy: float
+    accuracy_delta: float
+    plateau_epochs: int
+    best_val_accuracy: float
+    best_val_loss: float
+    loss_history_5: tuple[float, ...]
+    accuracy_history_5: tuple[float, ...]
+    available_slots: int
+    has_active_seed: bool = False
+    seed_stage: Stage = Stage.DORMANT
+    seed_epochs_in_stage: int = 0
+    seed_alpha: float = 0.0
+    seed_improvement: float = 0.0
+    seed_counterfactual: float | None = None
+    """None means that no counterfactual was measured, which is not the same as a contribution of 0."""
+    seed_blueprint_id: int = NO_BLUEPRINT
+    host_grad_norm: float = 0.0
+    host_learning_phase: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_field_types(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SeedTelemetry:
+    """The ten numbers that describe the health and progress of one seed."""
+
+    gradient_norm: float
+    gradient_health: float
+    has_vanishing: bool
+    has_exploding: bool
+    accuracy: float
+    accuracy_delta: float
+    epochs_in_stage: int
+    stage: Stage
+    alpha: float
+    episode_progress: float
+
+    def __post_init__(self) -> None:
+        _check_field_types(self)
+
+
+class EventType(StrEnum):
+    """Kinds of things worth recording."""
+
+    EPISODE_STARTED = "episode_started"
+    EPOCH_COMPLETED = "epoch_completed"
+    SEED_TRANSITION = "seed_transition"
+    COUNTERFACTUAL = "counterfactual"
+    GOVERNOR_PANIC = "governor_panic"
+    GOVERNOR_ROLLBACK = "governor_rollback"
+    EPISODE_ENDED = "episode_ended"
+
+
+class Severity(IntEnum):
+    """How much an event matters to someone watching."""
+
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryEvent:
+    """One thing that happened, and where."""
+
+    event_type: EventType
+    payload: Mapping[str, object] = field(default_factory=dict)
+    severity: Severity = Severity.INFO
+    env_id: int | None = None
+    slot_id: str | None = None
+    timestamp: float = field(default_factory=time.time)
+    """Seconds since the Unix epoch. Nothing that decides may read it: it differs between equal runs."""
+
+    def __post_init__(self) -> None:
+        _check_field_types(self)
