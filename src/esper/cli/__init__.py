@@ -1,0 +1,5 @@
+"""Cli: the `esper` command."""
+
+from esper.cli.main import main
+
+__all__ = ["main"]

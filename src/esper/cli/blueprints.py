@@ -1,0 +1,61 @@
+"""`esper blueprints`: the kinds of seeds and what they cost."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from esper.cli.output import check_writable, write_json
+from esper.leyline import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprints:
+    """List the blueprints of each family with their price at a given width."""
+
+    family: Literal["all", "conv2d", "conv1d", "features"] = "all"
+    """Which family to show."""
+    width: int = 16
+    """Channels or features of the site to price for."""
+    positions: int = 16
+    """Positions of the site: the length of a series or sequence; images are this many rows and columns."""
+    json: Path | None = None
+    """Write the list to this file too."""
+
+    def run(self) -> bool:
+        """Print the table."""
+        for name in ("width", "positions"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name} must be 1 or more; got {getattr(self, name)}")
+        check_writable(self.json)
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        rows = self._rows()
+        table = Table("family", "id", box=box.SIMPLE)
+        table.add_column("blueprint", no_wrap=True)
+        table.add_column("what it does")
+        for column in ("params", "FLOPs/sample"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            price = [f"{row[key]:,}" if row["fits"] else "does not fit" for key in ("params", "flops")]
+            table.add_row(*(str(row[key]) for key in ("family", "id", "name", "summary")), *price)
+        Console().print(table)
+        write_json(self.json, {"width": self.width, "positions": self.positions, "blueprints": rows})
+        return True
+
+    def _rows(self) -> list[dict[str, object]]:
+        from esper.kasmina import Cost, Family, SiteShape, blueprints_of
+
+        rows: list[dict[str, object]] = []
+        for family in Family:
+            if self.family not in ("all", family):
+                continue
+            extent = (self.positions,) * (2 if family is Family.CONV2D else 1)
+            site = SiteShape(family, self.width, extent)
+            for entry in blueprints_of(family):
+                fits = entry.fits(site)
+                cost = entry.cost(site) if fits else Cost(0, 0)
+                what = {"family": family.value, "id": entry.id, "name": entry.name, "summary": entry.summary}
+                rows.append({**what, "fits": fits, **asdict(cost)})
+        return rows

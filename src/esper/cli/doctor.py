@@ -1,0 +1,120 @@
+"""`esper doctor`: whether this machine is ready, and what to do if it is not."""
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from esper.cli.output import check_writable, write_json
+
+_MIN_FREE_GB = 1.0
+_EXTRAS = ("ray", "tensorboard", "wandb", "mlflow", "lightning", "onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    what: str
+    found: str
+    ok: bool = True
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Doctor:
+    """Look at Python, torch, devices, threads and disk, and say what to do about what is wrong."""
+
+    json: Path | None = None
+    """Write the findings to this file too."""
+
+    def run(self) -> bool:
+        """Print the findings; true if nothing is wrong."""
+        check_writable(self.json)
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        checks = examine()
+        table = Table("", "what", "found", "advice")
+        for check in checks:
+            mark = "[green]ok" if check.ok else "[red]no"
+            table.add_row(mark, check.what, escape(check.found), escape(check.advice))
+        ready = all(check.ok for check in checks)
+        Console().print(table)
+        Console().print("This machine is ready." if ready else "Something needs attention: see the advice above.")
+        write_json(self.json, {"ready": ready, "checks": [asdict(check) for check in checks]})
+        return ready
+
+
+def examine() -> list[Check]:
+    """Everything that is looked at."""
+    return [_python(), _torch(), _growth(), _device(), _threads(), _disk(), _extras()]
+
+
+def _judge(what: str, found: str, ok: bool, advice: str) -> Check:
+    """A check whose advice matters only where it fails."""
+    return Check(what, found, ok, "" if ok else advice)
+
+
+def _python() -> Check:
+    return _judge("Python", platform.python_version(), sys.version_info >= (3, 11), "Esper needs Python 3.11 or newer")
+
+
+def _torch() -> Check:
+    import torch
+
+    major_minor = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return _judge("torch", torch.__version__, major_minor >= (2, 13), "install torch 2.13 or newer")
+
+
+def _growth() -> Check:
+    """Grow for real, a little: a wrong build of torch shows here and not in the middle of a run."""
+    import torch
+
+    from esper.kasmina import build_host, graft
+
+    host = build_host("mlp")
+    model = graft(host, at=host.slot_sites, example=torch.randn(2, 40))
+    model.germinate(host.slot_sites[0], "mlp")
+    model.begin_epoch()
+    model(torch.randn(2, 40)).sum().backward()
+    grew = bool(model.seed_gradient_norms()[0, 0] > 0)
+    return _judge("growing", "a seed learns" if grew else "a seed gets no gradient", grew, "reinstall torch")
+
+
+def _device() -> Check:
+    import torch
+
+    if torch.cuda.is_available():
+        return Check("device", f"cuda: {torch.cuda.get_device_name()}")
+    mps = torch.backends.mps.is_available()
+    return Check("device", "mps" if mps else "cpu", advice="" if mps else "fine: the small tasks are made for it")
+
+
+def _threads() -> Check:
+    import torch
+
+    count = torch.get_num_threads()
+    advice = "" if count == 1 else "small networks run faster with OMP_NUM_THREADS=1"
+    return Check("torch threads", f"{count} of {os.cpu_count()} cores", advice=advice)
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    return _judge("free disk", f"{free:.1f} GB", free >= _MIN_FREE_GB, "free some space: runs write checkpoints")
+
+
+def _extras() -> Check:
+    present = []
+    for name in _EXTRAS:
+        try:
+            present.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    missing = [name for name in _EXTRAS if not any(entry.startswith(f"{name} ") for entry in present)]
+    advice = f"optional: pip install 'esper[{missing[0]}]' and so on" if missing else ""
+    return Check("extras", ", ".join(present) or "none", advice=advice)

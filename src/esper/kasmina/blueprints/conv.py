@@ -1,0 +1,133 @@
+"""Blueprints for feature maps, in one and two dimensions.
+
+Activations are smooth and no bias stands in front of a normalisation: both would leave tensors without
+gradient.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.parts import bottleneck, group_norm, output_scale, scaled
+from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.sites import Family, SiteShape
+
+_DEPTHWISE_KERNEL = {Family.CONV1D: 5, Family.CONV2D: 3}
+_MAX_MIXED_POSITIONS = 256
+
+
+def _conv(site: SiteShape, inputs: int, outputs: int, kernel: int, *, groups: int = 1, bias: bool = True) -> nn.Module:
+    kind = nn.Conv1d if site.family is Family.CONV1D else nn.Conv2d
+    return kind(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=bias)
+
+
+@blueprint(Family.CONV1D, 1, "norm", "re-scales and re-centres channels after normalisation")
+@blueprint(Family.CONV2D, 1, "norm", "re-scales and re-centres channels after normalisation")
+class Norm(nn.Module):
+    """A normalisation whose own weight is the output scale."""
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        self.norm = group_norm(site.width)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The residual for `h`."""
+        result: Tensor = self.norm(h)
+        return result
+
+
+@blueprint(Family.CONV2D, 2, "channel_attention", "weighs channels by what the whole map shows")
+class ChannelAttention(nn.Module):
+    """Squeeze to one number per channel, excite through a bottleneck."""
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        hidden = bottleneck(site.width, 4)
+        self.squeeze = nn.Linear(site.width, hidden)
+        self.excite = nn.Linear(hidden, site.width)
+        self.scale = output_scale(site)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The residual for `h`."""
+        weight = self.excite(F.silu(self.squeeze(h.mean((2, 3))))).sigmoid()
+        return scaled(h * weight[:, :, None, None], self.scale)
+
+
+@blueprint(Family.CONV1D, 2, "depthwise", "one filter per channel, then a channel mix")
+@blueprint(Family.CONV2D, 3, "depthwise", "one filter per channel, then a channel mix")
+class Depthwise(nn.Module):
+    """A separable convolution."""
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        width = site.width
+        self.depthwise = _conv(site, width, width, _DEPTHWISE_KERNEL[site.family], groups=width, bias=False)
+        self.norm = group_norm(width)
+        self.pointwise = _conv(site, width, width, 1)
+        self.scale = output_scale(site)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The residual for `h`."""
+        return scaled(self.pointwise(F.silu(self.norm(self.depthwise(h)))), self.scale)
+
+
+@blueprint(Family.CONV1D, 3, "light", "a convolution inside a bottleneck")
+@blueprint(Family.CONV2D, 4, "light", "a convolution inside a bottleneck")
+class LightConv(nn.Module):
+    """Down, convolve, up."""
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        hidden = bottleneck(site.width, 4)
+        self.down = _conv(site, site.width, hidden, 1, bias=False)
+        self.norm = group_norm(hidden)
+        self.conv = _conv(site, hidden, hidden, 3)
+        self.up = _conv(site, hidden, site.width, 1)
+        self.scale = output_scale(site)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The residual for `h`."""
+        hidden = F.silu(self.norm(self.down(h)))
+        return scaled(self.up(F.silu(self.conv(hidden))), self.scale)
+
+
+@blueprint(Family.CONV1D, 4, "heavy", "two full convolutions")
+@blueprint(Family.CONV2D, 5, "heavy", "two full convolutions")
+class HeavyConv(nn.Module):
+    """A residual block at full width."""
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        width = site.width
+        self.first = _conv(site, width, width, 3, bias=False)
+        self.norm = group_norm(width)
+        self.second = _conv(site, width, width, 3)
+        self.scale = output_scale(site)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The residual for `h`."""
+        return scaled(self.second(F.silu(self.norm(self.first(h)))), self.scale)
+
+
+@blueprint(
+    Family.CONV1D,
+    5,
+    "mixing",
+    "every position sees every other: the global kind",
+    fits=lambda site: 2 <= site.positions <= _MAX_MIXED_POSITIONS,
+)
+class PositionMixing(nn.Module):
+    """An MLP along the position axis, shared by all channels; needs the length it was built for."""
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        length = site.positions
+        hidden = 2 * length
+        self.norm = group_norm(site.width)
+        self.spread = nn.Linear(length, hidden)
+        self.gather = nn.Linear(hidden, length)
+        self.scale = output_scale(site)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The residual for `h`."""
+        return scaled(self.gather(F.silu(self.spread(self.norm(h)))), self.scale)

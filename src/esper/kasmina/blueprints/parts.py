@@ -1,0 +1,34 @@
+"""Pieces that several blueprints share."""
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.sites import Family, SiteShape
+
+MIN_BOTTLENECK = 4
+"""Narrower bottlenecks often die before they learn."""
+
+
+def output_scale(site: SiteShape) -> nn.Parameter:
+    """A per-channel factor, born zero, that a seed multiplies its output with.
+
+    It makes `delta` start at exactly 0 while its own gradient does not: a zero-initialised layer in front
+    of a normalisation would instead kill the gradient for good.
+    """
+    trailing = 0 if site.family is Family.FEATURES else len(site.extent)
+    return nn.Parameter(torch.zeros(site.width, *[1] * trailing))
+
+
+def scaled(delta: Tensor, scale: Tensor) -> Tensor:
+    """`delta` times the output scale."""
+    return scale * delta
+
+
+def bottleneck(width: int, divisor: int) -> int:
+    """`width / divisor`, but never too narrow to learn."""
+    return max(MIN_BOTTLENECK, width // divisor)
+
+
+def group_norm(width: int) -> nn.GroupNorm:
+    """Normalisation over all channels and positions of a sample; keeps no running statistics."""
+    return nn.GroupNorm(1, width)

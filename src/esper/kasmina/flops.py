@@ -1,0 +1,38 @@
+"""Counting floating-point operations of a module, without running it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+
+class _FlopCounter(TorchDispatchMode):
+    """Counts two operations per multiply-add of matrix products and convolutions, one per element of other results.
+
+    torch's own counter leaves out everything but products, which would make a normalisation look free.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            self.total += count(*args, **(kwargs or {}), out_val=result)
+        elif isinstance(first := result[0] if isinstance(result, tuple) else result, Tensor) and not func.is_view:
+            self.total += first.numel()
+        return result
+
+
+def count_flops(module: nn.Module, sample: Tensor) -> int:
+    """FLOPs of one forward pass of `module` on `sample`; both may live on the `meta` device."""
+    counter = _FlopCounter()
+    with torch.no_grad(), counter:
+        module(sample)
+    return counter.total

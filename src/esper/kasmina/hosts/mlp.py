@@ -1,0 +1,39 @@
+"""A multi-layer perceptron."""
+
+import itertools
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from esper.kasmina.hosts.registry import Host, host
+
+
+@dataclass(frozen=True, slots=True)
+class MLPConfig:
+    """Sizes of an MLP."""
+
+    inputs: int = 40
+    widths: tuple[int, ...] = (64, 64, 64)
+    classes: int = 10
+
+
+@host("mlp", MLPConfig())
+class MLPHost(Host):
+    """Linear layers with ReLU, a slot behind each; inputs `[N, ...]` are flattened."""
+
+    def __init__(self, config: MLPConfig) -> None:
+        super().__init__()
+        sizes = (config.inputs, *config.widths)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(before, after), nn.ReLU()) for before, after in itertools.pairwise(sizes)
+        )
+        self.head = nn.Linear(sizes[-1], config.classes)
+        self.slot_sites = tuple(f"blocks.{index}" for index in range(len(self.blocks)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `[N, classes]`."""
+        h = x.flatten(1)
+        for block in self.blocks:
+            h = block(h)
+        logits: Tensor = self.head(h)
+        return logits

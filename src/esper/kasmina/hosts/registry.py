@@ -1,0 +1,73 @@
+"""The registry of hosts: a name, a config dataclass with defaults, a module built from it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from esper.leyline import InputError, unknown_name
+
+
+class Host(nn.Module, ABC):
+    """A plain network that names the submodules behind which it can grow.
+
+    Hosts keep no running statistics (GroupNorm and LayerNorm only), so that many of them can run as one.
+    """
+
+    slot_sites: tuple[str, ...]
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits for a batch."""
+
+
+HostT = TypeVar("HostT", bound=Callable[[Any], Host])
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    build: Callable[[Any], Host]
+    config: Any
+
+
+_REGISTRY: dict[str, _Entry] = {}
+
+
+def host(name: str, config: Any, **presets: Any) -> Callable[[HostT], HostT]:
+    """Register the decorated class, whose constructor takes a config, as the host `name`.
+
+    `config` is the default; each preset `key=config` becomes the host `name-key`.
+    """
+
+    def register(host_class: HostT) -> HostT:
+        _REGISTRY[name] = _Entry(host_class, config)
+        for key, preset in presets.items():
+            _REGISTRY[f"{name}-{key}"] = _Entry(host_class, preset)
+        return host_class
+
+    return register
+
+
+def host_names() -> list[str]:
+    """The names that `build_host` takes."""
+    return sorted(_REGISTRY)
+
+
+def build_host(name: str, **overrides: Any) -> Host:
+    """The host called `name`, its config fields replaced by `overrides`."""
+    if name not in _REGISTRY:
+        raise unknown_name("host", name, host_names())
+    entry = _REGISTRY[name]
+    allowed = [spec.name for spec in fields(entry.config)]
+    for key in overrides:
+        if key not in allowed:
+            raise unknown_name(f"setting of host {name!r}:", key, allowed)
+    config = replace(entry.config, **overrides)
+    for spec in fields(config):
+        value = getattr(config, spec.name)
+        sizes = value if isinstance(value, tuple) else (value,)
+        if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
+            raise InputError(f"setting {spec.name!r} of host {name!r} must be positive whole numbers; got {value!r}")
+    return entry.build(config)

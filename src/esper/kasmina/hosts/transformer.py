@@ -1,0 +1,77 @@
+"""A small causal language model."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.hosts.registry import Host, host
+from esper.leyline import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerConfig:
+    """Sizes of a transformer."""
+
+    vocabulary: int = 256
+    context: int = 64
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+
+
+class _Embedding(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.position = nn.Embedding(config.context, config.width)
+        self.token = nn.Embedding(config.vocabulary, config.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        return embedded
+
+
+class _Block(nn.Module):
+    """Attention and MLP, each behind a LayerNorm and beside a skip connection."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, h: Tensor) -> Tensor:
+        split = self.query_key_value(self.attention_norm(h)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        h = h + self.attention_out(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = h + self.mlp(h)
+        return out
+
+
+@host("transformer", TransformerConfig(), large=TransformerConfig(context=128, width=128, layers=4))
+class TransformerHost(Host):
+    """Decoder blocks over a fixed context, a slot behind the embedding and behind each block."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        if config.width % config.heads:
+            raise InputError(f"transformer width {config.width} is not a multiple of its {config.heads} heads")
+        self.embedding = _Embedding(config)
+        self.blocks = nn.ModuleList(_Block(config.width, config.heads) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary)
+        self.slot_sites = ("embedding", *(f"blocks.{index}" for index in range(config.layers)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `[N, T, vocabulary]` for tokens `[N, T]`."""
+        h = self.embedding(x)
+        for block in self.blocks:
+            h = block(h)
+        logits: Tensor = self.head(self.norm(h))
+        return logits

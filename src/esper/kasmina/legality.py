@@ -1,0 +1,103 @@
+"""Which actions are legal, derived from the same table of transitions that the lifecycle obeys."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.blueprints import blueprints_of
+from esper.kasmina.sites import SiteShape
+from esper.kasmina.table import SlotTable
+from esper.leyline import (
+    MEASUREMENTS_BEFORE_CULL,
+    NUM_BLENDS,
+    NUM_BLUEPRINTS,
+    NUM_OPS,
+    OP_TARGETS,
+    TRANSITIONS,
+    Mover,
+    Op,
+    Stage,
+)
+
+UNLIMITED = torch.iinfo(torch.int64).max
+"""A parameter budget that never binds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """What each blueprint would cost at each slot of a host shape; all fields are `[S, B]`."""
+
+    fits: Tensor
+    params: Tensor
+    flops: Tensor
+
+    @classmethod
+    def of(cls, sites: Sequence[SiteShape]) -> Self:
+        """The catalogue of a host with these sites."""
+        shape = (len(sites), NUM_BLUEPRINTS)
+        catalogue = cls(torch.zeros(shape, dtype=torch.bool), *torch.zeros((2, *shape), dtype=torch.int64))
+        for slot, site in enumerate(sites):
+            for blueprint in blueprints_of(site.family):
+                if blueprint.fits(site):
+                    cost = blueprint.cost(site)
+                    catalogue.fits[slot, blueprint.id - 1] = True
+                    catalogue.params[slot, blueprint.id - 1] = cost.params
+                    catalogue.flops[slot, blueprint.id - 1] = cost.flops
+        return catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class ActionMasks:
+    """Legal choices, head by head. Sampling op, then slot given op, then blueprint given slot is always legal.
+
+    | field | shape | meaning |
+    |---|---|---|
+    | op | [N, O] | the op is legal in some slot |
+    | slot | [N, O, S] | the op is legal in this slot; for WAIT only the index 0, which means nothing |
+    | blueprint | [N, S, B] | the blueprint fits this slot and the budget left |
+    | blend | [N, L] | all are always legal |
+    """
+
+    op: Tensor
+    slot: Tensor
+    blueprint: Tensor
+    blend: Tensor
+
+    def allow(self, actions: Tensor) -> Tensor:
+        """`[N]` bool: whether each row of `actions [N, 4]`, its columns in `HEAD_NAMES` order, is legal."""
+        slot, blueprint, blend, op = actions.unbind(1)
+        in_range = (actions >= 0).all(1) & (op < NUM_OPS) & (slot < self.slot.shape[2])
+        in_range &= (blueprint < NUM_BLUEPRINTS) & (blend < NUM_BLENDS)
+        slot, blueprint, op = (column.where(in_range, 0) for column in (slot, blueprint, op))
+        host = torch.arange(len(actions))
+        irrelevant_unset = torch.where(op == Op.GERMINATE, True, (blueprint == 0) & (blend == 0))
+        seedable = torch.where(op == Op.GERMINATE, self.blueprint[host, slot, blueprint], True)
+        return in_range & self.slot[host, op, slot] & seedable & irrelevant_unset
+
+
+def _stages_allowing(op: Op) -> Tensor:
+    """`[8]` bool: the stages from which the transition table lets `op` move a slot."""
+    return torch.tensor([TRANSITIONS.get((stage, OP_TARGETS[op])) is Mover.ACTION for stage in Stage])
+
+
+_ALLOWING = {op: _stages_allowing(op) for op in OP_TARGETS}
+
+
+def action_masks(table: SlotTable, catalogue: Catalogue, budget: Tensor) -> ActionMasks:
+    """The masks of all hosts; `budget [N]` is the most parameters that a host's seeds may add together."""
+    num_hosts, num_slots = table.shape
+    left = budget - table.added_params
+    blueprint = catalogue.fits & (catalogue.params <= left[:, None, None])
+
+    slot = torch.zeros((num_hosts, NUM_OPS, num_slots), dtype=torch.bool)
+    slot[:, Op.WAIT, 0] = True
+    slot[:, Op.GERMINATE] = _ALLOWING[Op.GERMINATE][table.stage] & blueprint.any(2)
+    slot[:, Op.FOSSILIZE] = _ALLOWING[Op.FOSSILIZE][table.stage] & table.proven
+    # A seed gets its chance: while it blends it is safe until it has been measured often enough.
+    protected = (table.stage == Stage.BLENDING) & (table.measurements < MEASUREMENTS_BEFORE_CULL)
+    slot[:, Op.CULL] = _ALLOWING[Op.CULL][table.stage] & ~protected
+
+    return ActionMasks(slot.any(2), slot, blueprint, torch.ones((num_hosts, NUM_BLENDS), dtype=torch.bool))

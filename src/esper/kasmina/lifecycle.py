@@ -1,0 +1,174 @@
+"""The lifecycle of seeds: pure functions from a slot table and what happened to the next table.
+
+One step of a host is `act`, then `begin_epoch`, an epoch of training and validation, then `end_epoch`.
+Nothing here knows of modules: `graft.py` and the executors make networks follow the table.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.blending import blend_alpha
+from esper.kasmina.legality import ActionMasks, Catalogue
+from esper.kasmina.table import SlotTable
+from esper.leyline import (
+    BLENDING_EPOCHS,
+    EMBARGO_EPOCHS,
+    MAX_BLEND_PAUSES,
+    TRAINING_EPOCHS,
+    TRANSITIONS,
+    Blend,
+    IllegalActionError,
+    Op,
+    Stage,
+)
+
+_LEGAL_MOVES = torch.tensor([[(old, new) in TRANSITIONS for new in Stage] for old in Stage])
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """The K stage changes of one call, in host and then slot order; all fields are `[K]`."""
+
+    host: Tensor
+    slot: Tensor
+    old: Tensor
+    new: Tensor
+    epochs_in_old: Tensor
+    """Epochs that the old table had counted in the stage that was left."""
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEvidence:
+    """What an epoch showed; gates read this and nothing else, so telemetry cannot change a decision.
+
+    | field | shape | meaning |
+    |---|---|---|
+    | score | [N] | validation score of the whole network, in [0, 1] |
+    | loss_finite | [N] | the training loss stayed finite |
+    | seed_gradient | [N, S] | gradient norm of each seed over the epoch |
+    | contribution | [N, S] | score with the seed minus score without it; NaN where not measured |
+    """
+
+    score: Tensor
+    loss_finite: Tensor
+    seed_gradient: Tensor
+    contribution: Tensor
+
+
+def move(table: SlotTable, where: Tensor, new: Stage) -> None:
+    """Put the slots `where [N, S]` into stage `new`, in place; an illegal move raises and changes nothing."""
+    illegal = where & ~_LEGAL_MOVES[table.stage, new]
+    if illegal.any():
+        host, slot = illegal.nonzero()[0].tolist()
+        old = Stage(int(table.stage[host, slot]))
+        raise IllegalActionError(f"slot {slot} of host {host} cannot move from {old.name} to {new.name}")
+    table.stage[where] = new.value
+    table.epochs_in_stage[where] = 0
+
+
+def act(
+    table: SlotTable, actions: Tensor, masks: ActionMasks, catalogue: Catalogue, score: Tensor
+) -> tuple[SlotTable, Transitions]:
+    """Apply one action per host, `actions [N, 4]` in `HEAD_NAMES` order; any illegal one raises and changes nothing.
+
+    `masks` are those of this very table; `score [N]` is the latest validation score, kept with new seeds.
+    """
+    allowed = masks.allow(actions)
+    if not allowed.all():
+        raise IllegalActionError(_explain(table, actions, int((~allowed).nonzero()[0])))
+    new = table.clone()
+    slot, blueprint, blend, op = actions.unbind(1)
+    chosen = torch.nn.functional.one_hot(slot, table.shape[1]).bool()
+
+    germinated = chosen & (op == Op.GERMINATE)[:, None]
+    move(new, germinated, Stage.GERMINATED)
+    new.blueprint = torch.where(germinated, blueprint[:, None] + 1, new.blueprint)
+    new.blend = torch.where(germinated, blend[:, None], new.blend)
+    new.params = torch.where(germinated, catalogue.params[slot, blueprint][:, None], new.params)
+    new.score_at_germination = torch.where(germinated, score[:, None], new.score_at_germination)
+
+    move(new, chosen & (op == Op.FOSSILIZE)[:, None], Stage.FOSSILIZED)
+    _cull(new, chosen & (op == Op.CULL)[:, None])
+    return new, _transitions(table, new)
+
+
+def begin_epoch(table: SlotTable) -> tuple[SlotTable, Transitions]:
+    """What the start of an epoch changes: germinated seeds begin to train."""
+    new = table.clone()
+    move(new, table.stage == Stage.GERMINATED, Stage.TRAINING)
+    return new, _transitions(table, new)
+
+
+def end_epoch(table: SlotTable, evidence: EpochEvidence) -> tuple[SlotTable, Transitions]:
+    """What the end of an epoch changes: ages, measurements, gates, alpha and the cool-down of culled slots."""
+    new = table.clone()
+    new.epochs_in_stage += 1
+    _record(new, table, evidence)
+    _advance_training(new, table, evidence)
+    _advance_blending(new, table)
+    cooled = new.epochs_in_stage >= EMBARGO_EPOCHS
+    move(new, (table.stage == Stage.CULLED) & cooled, Stage.EMBARGOED)
+    move(new, (table.stage == Stage.EMBARGOED) & cooled, Stage.DORMANT)
+    return new, _transitions(table, new)
+
+
+def _record(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:
+    occupied = table.occupied
+    blended = occupied & (table.alpha > 0)
+    measured = blended & ~evidence.contribution.isnan()
+    new.measurements += measured
+    new.proven |= measured & (table.alpha == 1)
+    # At alpha 0 a seed cannot matter, so its contribution is known to be 0 without a pass.
+    contribution = torch.where(blended, evidence.contribution, 0.0)
+    new.contribution = torch.where(occupied, contribution, new.contribution)
+    new.improvement = torch.where(occupied, evidence.score[:, None] - table.score_at_germination, new.improvement)
+
+
+def _advance_training(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:
+    training = table.stage == Stage.TRAINING
+    learned = evidence.seed_gradient.isfinite() & (evidence.seed_gradient > 0)
+    new.healthy &= ~training | (evidence.loss_finite[:, None] & learned)
+    at_gate = training & (new.epochs_in_stage >= TRAINING_EPOCHS)
+    passed = at_gate & new.healthy
+    move(new, passed, Stage.BLENDING)
+    new.blend_epoch[passed] = 1
+    new.alpha = torch.where(passed, blend_alpha(new.blend, new.blend_epoch), new.alpha)
+    _cull(new, at_gate & ~passed)
+
+
+def _advance_blending(new: SlotTable, table: SlotTable) -> None:
+    blending = table.stage == Stage.BLENDING
+    finished = table.blend_epoch >= BLENDING_EPOCHS
+    move(new, blending & finished, Stage.HOLDING)
+    rising = blending & ~finished
+    pausing = rising & (new.blend == Blend.GATED) & (new.contribution < 0) & (new.pauses < MAX_BLEND_PAUSES)
+    new.pauses += pausing
+    climbing = rising & ~pausing
+    new.blend_epoch += climbing
+    new.alpha = torch.where(climbing, blend_alpha(new.blend, new.blend_epoch), new.alpha)
+
+
+def _cull(table: SlotTable, where: Tensor) -> None:
+    move(table, where, Stage.CULLED)
+    table.clear(where)
+
+
+def _transitions(old: SlotTable, new: SlotTable) -> Transitions:
+    host, slot = (old.stage != new.stage).nonzero(as_tuple=True)
+    columns = (old.stage, new.stage, old.epochs_in_stage)
+    return Transitions(host, slot, *(column[host, slot] for column in columns))
+
+
+def _explain(table: SlotTable, actions: Tensor, host: int) -> str:
+    slot, blueprint, blend, op = actions[host].tolist()
+    name = Op(op).name if 0 <= op < len(Op) else f"op {op}"
+    stages = ", ".join(Stage(code).name for code in table.stage[host].tolist())
+    return (
+        f"{name} (slot {slot}, blueprint {blueprint}, blend {blend}) is not legal for host {host}, "
+        f"whose slots are {stages}; the action masks list what is"
+    )

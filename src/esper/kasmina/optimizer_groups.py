@@ -1,0 +1,49 @@
+"""Care of the optimiser while a network grows: one parameter group per seed, made and removed with it."""
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from esper.leyline import InputError
+
+SLOT_KEY = "esper_slot"
+"""Entry of a parameter group that says which slot's seed it holds."""
+
+
+def check_owns(optimizer: Optimizer, host: nn.Module) -> None:
+    """Refuse an optimiser that trains no parameter of `host`: growth would go on beside it, unseen."""
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not any(id(parameter) in owned for parameter in host.parameters()):
+        raise InputError("the optimizer holds no parameter of this model; make it from model.parameters()")
+
+
+def add_seed_group(optimizer: Optimizer, slot_id: str, seed: nn.Module, neighbour: nn.Module) -> None:
+    """Add the parameters of `seed` as a group of their own.
+
+    It takes the present settings (learning rate, decay, …) of the group that trains the submodule the
+    seed sits behind, or of the first group where that submodule has no trained parameter.
+    """
+    reference = _group_of(optimizer, neighbour)
+    settings = {key: value for key, value in reference.items() if key not in ("params", "param_names")}
+    named = [(f"{slot_id}.{name}", parameter) for name, parameter in seed.named_parameters()]
+    params = named if "param_names" in reference else [parameter for _, parameter in named]
+    optimizer.add_param_group({**settings, "params": params, SLOT_KEY: slot_id})
+
+
+def remove_seed_group(optimizer: Optimizer, slot_id: str) -> None:
+    """Remove the group of the seed in `slot_id` together with its optimiser state."""
+    for group in optimizer.param_groups:
+        if group.get(SLOT_KEY) == slot_id:
+            for parameter in group["params"]:
+                optimizer.state.pop(parameter, None)
+    # In place: learning-rate schedulers and others hold on to this very list.
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group.get(SLOT_KEY) != slot_id]
+
+
+def _group_of(optimizer: Optimizer, neighbour: nn.Module) -> dict[str, Any]:
+    wanted = {id(parameter) for parameter in neighbour.parameters()}
+    for group in optimizer.param_groups:
+        if any(id(parameter) in wanted for parameter in group["params"]):
+            return group
+    return optimizer.param_groups[0]

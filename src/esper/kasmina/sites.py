@@ -1,0 +1,103 @@
+"""Sites: the shapes that seeds are built for, and how a module's output is told to be one."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import nn
+
+from esper.leyline import InputError
+
+
+class Family(StrEnum):
+    """Which kind of tensor a site carries, and so which blueprints can grow there."""
+
+    CONV2D = "conv2d"
+    """`[N, C, H, W]`, width C."""
+    CONV1D = "conv1d"
+    """`[N, C, L]`, width C."""
+    FEATURES = "features"
+    """`[..., D]`, width D: the outputs of linear layers, MLPs and transformers."""
+
+
+_EXTENT_SIZES = {Family.CONV2D: (2,), Family.CONV1D: (1,), Family.FEATURES: (0, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class SiteShape:
+    """What a blueprint needs to know of the place it is built for."""
+
+    family: Family
+    width: int
+    extent: tuple[int, ...] = ()
+    """Sizes beside batch and width: (H, W), (L,), (T,) for a sequence of features, () for plain features."""
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or any(size < 1 for size in self.extent):
+            raise InputError(f"a site needs positive sizes; got width {self.width}, extent {self.extent}")
+        if len(self.extent) not in _EXTENT_SIZES[self.family]:
+            raise InputError(f"extent {self.extent} does not fit the family {self.family}")
+
+    @property
+    def positions(self) -> int:
+        """How many places share the width: H·W, L, T or 1."""
+        return math.prod(self.extent)
+
+    def tensor_shape(self, batch: int) -> tuple[int, ...]:
+        """The shape of a tensor of `batch` samples at this site."""
+        if self.family is Family.FEATURES:
+            return (batch, *self.extent, self.width)
+        return (batch, self.width, *self.extent)
+
+
+def _channels(layer: nn.Module) -> int | None:
+    """The size that `layer` gives axis 1 of its output, if it is of that kind."""
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        return layer.out_channels
+    if isinstance(layer, nn.GroupNorm):
+        return layer.num_channels
+    return layer.num_features if isinstance(layer, nn.modules.batchnorm._NormBase) else None
+
+
+def _features(layer: nn.Module) -> int | None:
+    """The size that `layer` gives the last axis of its output, if it is of that kind."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features
+    if isinstance(layer, nn.Embedding):
+        return layer.embedding_dim
+    return layer.normalized_shape[-1] if isinstance(layer, nn.LayerNorm | nn.RMSNorm) else None
+
+
+def infer_family(module: nn.Module, shape: tuple[int, ...]) -> Family:
+    """The family of `module`'s output of shape `shape`.
+
+    `[N, C, L]` and `[N, T, D]` look alike, so the last layer inside the module that fixes a width of this
+    output decides; only where there is none does the rank alone.
+    """
+    if len(shape) < 2:
+        raise InputError(f"its output of shape {list(shape)} has no width beside the batch")
+    for layer in reversed(list(module.modules())):
+        if _features(layer) == shape[-1]:
+            return Family.FEATURES
+        if _channels(layer) == shape[1] and len(shape) in (3, 4):
+            return Family.CONV1D if len(shape) == 3 else Family.CONV2D
+    if len(shape) == 3:
+        raise InputError(
+            f"nothing in it tells whether its output of shape {list(shape)} is [N, C, L] or [N, T, D]; "
+            "say which with at={'name': 'conv1d'} or at={'name': 'features'}"
+        )
+    return Family.CONV2D if len(shape) == 4 else Family.FEATURES
+
+
+def site_shape(family: Family, shape: tuple[int, ...], batch: int) -> SiteShape:
+    """The site that a tensor of `shape` makes, from an example of `batch` samples.
+
+    Features count as a sequence only where the first axis is the batch: attending along any other axis
+    would mix samples.
+    """
+    if family is Family.FEATURES:
+        is_sequence = len(shape) == 3 and shape[0] == batch
+        return SiteShape(family, shape[-1], (shape[1],) if is_sequence else ())
+    if len(shape) != 2 + _EXTENT_SIZES[family][0]:
+        raise InputError(f"its output of shape {list(shape)} does not fit the family {family}")
+    return SiteShape(family, shape[1], shape[2:])

@@ -1,0 +1,111 @@
+"""A slot: the place behind one submodule of a host where a seed can live."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class SlotMode(Enum):
+    """What the slot does to the output of its host submodule."""
+
+    OFF = "off"
+    """Nothing: the very tensor of the host passes."""
+    ISOLATED = "isolated"
+    """The host's values pass unchanged; the seed receives the gradient that its output would."""
+    BLENDED = "blended"
+    """`h + alpha * seed(h)`."""
+
+
+class _PassGradient(torch.autograd.Function):
+    """The value of `h`, the gradient to both `h` and `delta`.
+
+    The same as `h + (delta - delta.detach())`, but exact where `delta` is not finite: a seed that has gone
+    wrong must not reach the host. A copy, not a view, so that the host may write into it.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(h: Tensor, delta: Tensor) -> Tensor:  # noqa: ARG004  # only its gradient matters
+        return h.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        return gradient, gradient
+
+
+class Slot(nn.Module):
+    """Holds at most one seed and mixes its residual into the host through a forward hook.
+
+    Alpha is a tensor and changes in place, so that blending neither synchronises a device nor makes a
+    compiled model compile again.
+    """
+
+    alpha: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed: nn.Module | None = None
+        self.blueprint_id = 0
+        self.mode = SlotMode.OFF
+        self.register_buffer("alpha", torch.zeros(()), persistent=False)
+        self.alpha_override: Tensor | float | None = None
+
+    def plant(self, seed: nn.Module, blueprint_id: int) -> None:
+        """Put `seed` into this empty slot; it does nothing until the mode changes."""
+        self.seed = seed
+        self.blueprint_id = blueprint_id
+
+    def uproot(self) -> None:
+        """Remove the seed; the host computes its own function again."""
+        self.seed = None
+        self.blueprint_id = 0
+        self.mode = SlotMode.OFF
+        self.alpha.zero_()
+
+    @contextmanager
+    def override_alpha(self, alpha: Tensor | float) -> Iterator[None]:
+        """Force alpha for what-if evaluations: a number, or a tensor `[N]` with one alpha per sample."""
+        previous = self.alpha_override
+        self.alpha_override = alpha
+        try:
+            yield
+        finally:
+            self.alpha_override = previous
+
+    def inject(self, module: nn.Module, args: tuple[Any, ...], h: Tensor) -> Tensor | None:  # noqa: ARG002
+        """The forward hook: the output that replaces `h`, or None to leave it as it is."""
+        if self.seed is None:
+            return None
+        if self.alpha_override is not None:
+            return _mix_override(h, self.alpha_override, self.seed)
+        if self.mode is SlotMode.BLENDED:
+            return _mix(h, self.alpha, self.seed(h))
+        if self.mode is SlotMode.ISOLATED and torch.is_grad_enabled():
+            return _pass_gradient(h, self.seed(h.detach()))
+        return None
+
+
+def _mix(h: Tensor, alpha: Tensor | float, delta: Tensor) -> Tensor:
+    return h + (alpha * delta).to(h.dtype)  # under autocast a residual may be wider than its host
+
+
+def _pass_gradient(h: Tensor, delta: Tensor) -> Tensor:
+    result: Tensor = _PassGradient.apply(h, delta.to(h.dtype))  # type: ignore[no-untyped-call]
+    return result
+
+
+def _mix_override(h: Tensor, alpha: Tensor | float, seed: nn.Module) -> Tensor | None:
+    if isinstance(alpha, float | int):
+        return _mix(h, alpha, seed(h)) if alpha else None
+    per_sample = alpha.view(-1, *[1] * (h.ndim - 1))
+    # Samples with alpha 0 take the host's value itself: 0 times a non-finite residual would not be 0.
+    return torch.where(per_sample == 0, h, _mix(h, per_sample, seed(h)))

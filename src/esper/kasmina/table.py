@@ -1,0 +1,104 @@
+"""The slot table: the state of every slot of every host as `[N, S]` tensors."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from esper.leyline import NO_BLUEPRINT, OCCUPIED_STAGES, Stage
+
+NOT_MEASURED = float("nan")
+_OCCUPIED_CODES = torch.tensor([stage.value for stage in OCCUPIED_STAGES])
+
+
+@dataclass(slots=True)
+class SlotTable:
+    """Struct of arrays over N hosts and S slots; every field is `[N, S]`. NaN means not measured."""
+
+    stage: Tensor
+    """Stage codes."""
+    alpha: Tensor
+    """Blending weight in the epoch to come."""
+    blueprint: Tensor
+    """Blueprint ids 1 to 5; 0 where the slot is empty."""
+    blend: Tensor
+    """Blend codes of the seeds."""
+    epochs_in_stage: Tensor
+    """Epochs finished since the stage was entered."""
+    blend_epoch: Tensor
+    """Which epoch of the blending schedule sets alpha, 1 to 3; 0 before blending."""
+    pauses: Tensor
+    """How often a gated blend has stood still."""
+    healthy: Tensor
+    """Whether every TRAINING epoch had a finite loss and a seed gradient."""
+    measurements: Tensor
+    """Counterfactuals taken since blending began."""
+    proven: Tensor
+    """Whether the seed has been measured at alpha 1."""
+    contribution: Tensor
+    """Latest validation score with the seed minus without it."""
+    score_at_germination: Tensor
+    """Validation score of the host when the seed was germinated."""
+    improvement: Tensor
+    """Latest validation score minus that at germination: seed and host together."""
+    params: Tensor
+    """Parameters that the seed adds."""
+
+    @classmethod
+    def empty(cls, num_hosts: int, num_slots: int) -> Self:
+        """All slots dormant."""
+        return cls(**{name: torch.full((num_hosts, num_slots), value) for name, value in _DORMANT.items()})
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, S)."""
+        return self.stage.shape
+
+    @property
+    def occupied(self) -> Tensor:
+        """`[N, S]` bool: the slot holds a seed."""
+        return torch.isin(self.stage, _OCCUPIED_CODES)
+
+    @property
+    def added_params(self) -> Tensor:
+        """`[N]`: parameters that all seeds of a host add."""
+        return self.params.sum(1)
+
+    def clone(self) -> Self:
+        """A copy that shares nothing with this table."""
+        return type(self)(**{name: column.clone() for name, column in self.columns().items()})
+
+    def columns(self) -> dict[str, Tensor]:
+        """Every field by name."""
+        return {spec.name: getattr(self, spec.name) for spec in fields(self)}
+
+    def clear(self, where: Tensor) -> None:
+        """Forget the seeds in the slots `where [N, S]`; their stage and its age stay."""
+        for name, value in _DORMANT.items():
+            if name not in ("stage", "epochs_in_stage"):
+                getattr(self, name)[where] = value
+
+    def equals(self, other: Self) -> bool:
+        """Whether both tables hold the same values, unmeasured ones included."""
+        pairs = zip(self.columns().values(), other.columns().values(), strict=True)
+        return all(torch.equal(a.nan_to_num(1e30), b.nan_to_num(1e30)) for a, b in pairs)
+
+
+_DORMANT: dict[str, Any] = {
+    "stage": Stage.DORMANT.value,
+    "alpha": 0.0,
+    "blueprint": NO_BLUEPRINT,
+    "blend": 0,
+    "epochs_in_stage": 0,
+    "blend_epoch": 0,
+    "pauses": 0,
+    "healthy": True,
+    "measurements": 0,
+    "proven": False,
+    "contribution": NOT_MEASURED,
+    "score_at_germination": NOT_MEASURED,
+    "improvement": NOT_MEASURED,
+    "params": 0,
+}
+"""What every column holds for an empty slot; the types of these values set the types of the columns."""

@@ -1,0 +1,152 @@
+"""Blueprints: five per family, born without effect, learning from the first step, priced by what they are."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import Blueprint, Catalogue, Family, SiteShape, blueprint, blueprints_of, find_blueprint
+from esper.kasmina.flops import count_flops
+from esper.leyline import NUM_BLUEPRINTS, InputError
+
+EXTENTS = {Family.CONV2D: (6, 5), Family.CONV1D: (9,), Family.FEATURES: (7,)}
+ALL = [entry for family in Family for entry in blueprints_of(family)]
+WIDTHS = (4, 8, 16, 64)
+
+
+def site_of(entry: Blueprint, width: int) -> SiteShape:
+    return SiteShape(entry.family, width, EXTENTS[entry.family])
+
+
+CASES = [pytest.param(entry, width, id=f"{entry.family}-{entry.name}-{width}") for entry in ALL for width in WIDTHS]
+each_blueprint = pytest.mark.parametrize(("entry", "width"), CASES)
+
+
+def test_every_family_has_five_blueprints_that_differ_in_price() -> None:
+    for family in Family:
+        entries = blueprints_of(family)
+        assert [entry.id for entry in entries] == [1, 2, 3, 4, 5]
+        assert len({entry.cost(site_of(entry, 16)).params for entry in entries}) == NUM_BLUEPRINTS
+
+
+@each_blueprint
+def test_a_seed_keeps_the_shape_and_starts_without_effect(entry: Blueprint, width: int) -> None:
+    site = site_of(entry, width)
+    h = torch.randn(site.tensor_shape(3))
+    delta = entry.build(site)(h)
+    assert delta.shape == h.shape
+    assert torch.equal(delta, torch.zeros_like(h))
+
+
+@each_blueprint
+def test_every_tensor_of_a_seed_gets_gradient_within_two_steps_and_its_loss_falls(entry: Blueprint, width: int) -> None:
+    site = site_of(entry, width)
+    seed = entry.build(site)
+    h = torch.randn(site.tensor_shape(32))
+    target = 0.5 * h + 0.3 * torch.randn(site.tensor_shape(1))
+    optimizer = torch.optim.AdamW(seed.parameters(), lr=1e-2)
+    touched: set[str] = set()
+    losses = []
+    for step in range(60):
+        optimizer.zero_grad()
+        loss = (h + seed(h) - target).square().mean()
+        loss.backward()
+        if step < 2:
+            touched |= {name for name, p in seed.named_parameters() if p.grad is not None and bool(p.grad.any())}
+        optimizer.step()
+        losses.append(loss.item())
+    assert touched == {name for name, _ in seed.named_parameters()}
+    assert losses[-1] < 0.95 * losses[0]
+
+
+@each_blueprint
+def test_the_price_is_that_of_the_built_module(entry: Blueprint, width: int) -> None:
+    site = site_of(entry, width)
+    cost = entry.cost(site)
+    assert cost.params == sum(p.numel() for p in entry.build(site).parameters())
+    assert cost.flops > 0
+
+
+def test_flops_of_known_layers() -> None:
+    assert count_flops(nn.Linear(3, 5, bias=False), torch.randn(7, 3)) == 2 * 7 * 3 * 5
+    assert count_flops(nn.Conv1d(2, 4, 3, padding=1, bias=False), torch.randn(1, 2, 10)) == 2 * 10 * 2 * 4 * 3
+    assert count_flops(nn.SiLU(), torch.randn(2, 6)) == 12
+    assert count_flops(nn.Flatten(), torch.randn(2, 6, 2)) == 0
+
+
+def test_attention_never_looks_ahead() -> None:
+    site = SiteShape(Family.FEATURES, 8, (6,))
+    seed = find_blueprint(Family.FEATURES, "attention").build(site)
+    nn.init.ones_(seed.scale)  # type: ignore[arg-type]
+    h = torch.randn(2, 6, 8)
+    changed = h.clone()
+    changed[:, 4:] += 1.0
+    assert torch.equal(seed(h)[:, :4], seed(changed)[:, :4])
+    assert not torch.equal(seed(h)[:, 4:], seed(changed)[:, 4:])
+
+
+def test_position_mixing_reaches_every_position() -> None:
+    seed = find_blueprint(Family.CONV1D, "mixing").build(SiteShape(Family.CONV1D, 4, (9,)))
+    nn.init.ones_(seed.scale)  # type: ignore[arg-type]
+    h = torch.randn(1, 4, 9, requires_grad=True)
+    seed(h)[0, 0, 0].backward()
+    assert h.grad is not None
+    assert bool((h.grad[0, 0] != 0).all())
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "extent"),
+    [(Family.FEATURES, "attention", ()), (Family.FEATURES, "attention", (1,)), (Family.CONV1D, "mixing", (1,))],
+)
+def test_a_blueprint_that_does_not_fit_a_site_is_masked_and_refused_there(
+    family: Family, name: str, extent: tuple[int, ...]
+) -> None:
+    site = SiteShape(family, 8, extent)
+    entry = find_blueprint(family, name)
+    assert not Catalogue.of([site]).fits[0, entry.id - 1]
+    with pytest.raises(InputError, match="does not fit"):
+        entry.build(site)
+
+
+def test_unknown_blueprints_get_the_list_of_known_ones() -> None:
+    with pytest.raises(InputError, match="choose one of: norm, depthwise, light, heavy, mixing"):
+        find_blueprint(Family.CONV1D, "dense")
+    assert find_blueprint(Family.CONV1D, 4).name == "heavy"
+
+
+class Nothing(nn.Module):
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(site.width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * self.weight
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "replace", "message"),
+    [
+        (6, "mine", False, "outside 1..5"),
+        (2, "mine", False, "replace=True"),
+        (2, "norm", True, "already"),
+    ],
+)
+def test_registering_where_there_is_no_place_is_refused(place: int, name: str, replace: bool, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        blueprint(Family.FEATURES, place, name, "test", replace=replace)(Nothing)
+
+
+def test_a_blueprint_can_take_over_a_place() -> None:
+    original = find_blueprint(Family.FEATURES, 2)
+    try:
+        blueprint(Family.FEATURES, 2, "mine", "test", replace=True)(Nothing)
+        assert find_blueprint(Family.FEATURES, "mine").cost(SiteShape(Family.FEATURES, 8)).params == 8
+    finally:
+        blueprint(Family.FEATURES, 2, original.name, original.summary, replace=True)(original.factory)
+    assert find_blueprint(Family.FEATURES, 2).name == "low_rank"
+
+
+def test_impossible_sites_are_refused() -> None:
+    with pytest.raises(InputError, match="positive"):
+        SiteShape(Family.FEATURES, 0)
+    with pytest.raises(InputError, match="does not fit the family"):
+        SiteShape(Family.CONV2D, 4, (3,))

@@ -1,0 +1,332 @@
+"""Grafting slots onto modules: nothing changes until a seed grows, and nothing that worked stops working."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import Family, GraftedModel, SiteShape, graft
+from esper.leyline import IllegalActionError, InputError, SlotConfig, Stage
+from tests.kasmina.builders import grow_until, make_batch, make_grafted, make_mlp, run_epoch, train_step
+
+
+class TwoInputs(nn.Module):
+    """A module with keyword inputs, a tuple-valued part, an integer-valued part and an unused one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(4, 6)
+        self.right = nn.Linear(4, 6)
+        self.recurrent = nn.LSTM(6, 6, batch_first=True)
+        self.pick = Pick()
+        self.scalar = Total()
+        self.unused = nn.Linear(6, 6)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        h: Tensor = self.recurrent(self.left(a) + self.right(b))[0]
+        self.pick(h)
+        self.scalar(h)
+        return h
+
+
+class Pick(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h.argmax(-1)
+
+
+class Total(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h.sum((1, 2))
+
+
+def two_inputs() -> dict[str, Tensor]:
+    return {"a": torch.randn(3, 5, 4), "b": torch.randn(3, 5, 4)}
+
+
+def block(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Sequential(*layers))
+
+
+def test_empty_slots_compute_exactly_the_model() -> None:
+    model = make_mlp()
+    x, _ = make_batch()
+    expected = model(x)
+    grafted = graft(model, at=["1", "3"], example=x)
+    assert torch.equal(grafted(x), expected)
+    assert torch.equal(model(x), expected)
+    assert grafted.host is model
+    assert grafted.slot_config == SlotConfig.of_size(2)
+
+
+def test_names_and_state_dict_keys_of_the_host_stay_through_growth() -> None:
+    model = make_mlp()
+    names, keys = [name for name, _ in model.named_modules()], list(model.state_dict())
+    grafted = make_grafted(model=model)
+    grafted.germinate("1", "mlp")
+    grow_until(grafted, "1", Stage.HOLDING)
+    assert [name for name, _ in model.named_modules()] == names
+    assert list(model.state_dict()) == keys
+
+
+def test_probing_leaves_modes_statistics_and_random_state_alone() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model[1].eval()
+    before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    graft(model, at=["0"], example=make_batch()[0])
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert (model.training, model[1].training, model[2].training) == (True, False, True)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "example", "expected"),
+    [
+        (nn.Sequential(nn.Conv1d(2, 4, 3)), "0", (5, 2, 9), SiteShape(Family.CONV1D, 4, (7,))),
+        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()), "0", (5, 2, 9, 8), SiteShape(Family.CONV2D, 4, (7, 6))),
+        (block(nn.Conv1d(2, 4, 3), nn.ReLU()), "0", (5, 2, 9), SiteShape(Family.CONV1D, 4, (7,))),
+        (block(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4)), "0", (5, 2, 9), SiteShape(Family.CONV1D, 4, (9,))),
+        (
+            block(nn.Conv2d(2, 4, 1), nn.Linear(8, 8), nn.Conv2d(4, 4, 1)),
+            "0",
+            (5, 2, 9, 8),
+            SiteShape(Family.CONV2D, 4, (9, 8)),
+        ),
+        (nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU()), "1", (5, 2, 9, 8), SiteShape(Family.CONV2D, 4, (9, 8))),
+        (nn.Sequential(nn.Linear(3, 8)), "0", (5, 3), SiteShape(Family.FEATURES, 8)),
+        (nn.Sequential(nn.Linear(3, 8)), "0", (5, 7, 3), SiteShape(Family.FEATURES, 8, (7,))),
+        (nn.Sequential(nn.LayerNorm(8)), "0", (5, 2, 2, 8), SiteShape(Family.FEATURES, 8)),
+    ],
+)
+def test_shapes_are_found_by_one_probe(
+    model: nn.Module, path: str, example: tuple[int, ...], expected: SiteShape
+) -> None:
+    assert graft(model, at=[path], example=torch.randn(example)).sites[0].shape == expected
+
+
+def test_a_sequence_whose_first_axis_is_not_the_batch_gets_no_attention() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=False)
+    model = nn.Sequential(nn.Identity(), layer)
+
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.inner(x.transpose(0, 1))
+            return result
+
+    grafted = graft(TimeFirst(), at=["inner.1"], example=torch.randn(3, 5, 8))
+    assert grafted.sites[0].shape == SiteShape(Family.FEATURES, 8)
+    assert not grafted.catalogue.fits[0, 4]
+
+
+def test_keyword_and_positional_examples_work() -> None:
+    keywords = two_inputs()
+    assert graft(TwoInputs(), at=["left"], example=keywords).sites[0].shape.extent == (5,)
+    assert graft(TwoInputs(), at=["right"], example=list(keywords.values())).sites[0].shape.width == 6
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (["nowhere"], "unknown submodule 'nowhere'; choose one of: left, right"),
+        (["recurrent"], "its output is a tuple, not one tensor. Slots can go after: left, right"),
+        (["pick"], "torch.int64, not of floating-point numbers. Slots can go after: left, right"),
+        (["scalar"], "no width beside the batch. Slots can go after: left, right"),
+        (["unused"], "did not call it on the example"),
+        ({"left": "tensor"}, "unknown family 'tensor'; choose one of: conv2d, conv1d, features"),
+        ({"left": "conv2d"}, "does not fit the family conv2d"),
+        ([], "must list one or more"),
+        (["left", "left"], "must list one or more different"),
+        ("left", "must list one or more"),
+    ],
+)
+def test_places_where_no_slot_can_go_get_one_clear_error(at: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        graft(TwoInputs(), at=at, example=two_inputs())
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_ambiguous_axes_are_asked_about_and_can_be_told() -> None:
+    model = nn.Sequential(nn.Identity())
+    with pytest.raises(InputError, match="conv1d"):
+        graft(model, at=["0"], example=torch.randn(2, 4, 5))
+    assert graft(model, at={"0": "conv1d"}, example=torch.randn(2, 4, 5)).sites[0].shape.width == 4
+    assert graft(model, at={"0": "features"}, example=torch.randn(2, 4, 5)).sites[0].shape.width == 5
+
+
+def test_one_submodule_under_two_names_is_refused() -> None:
+    shared = nn.Linear(4, 4)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = shared
+            self.again = nn.Sequential(shared)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.again(self.first(x))
+            return result
+
+    with pytest.raises(InputError, match="another name too"):
+        graft(Twice(), at=["first", "again.0"], example=torch.randn(2, 4))
+
+
+def test_a_submodule_called_with_different_shapes_is_refused() -> None:
+    class Stretchy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(x).sum() + self.act(x[:, :2])  # type: ignore[no-any-return]
+
+    with pytest.raises(InputError, match="different shapes"):
+        graft(Stretchy(), at=["act"], example=torch.randn(2, 4))
+
+
+def test_an_optimizer_that_trains_something_else_is_refused() -> None:
+    other = torch.optim.SGD(make_mlp().parameters(), lr=0.1)
+    with pytest.raises(InputError, match="no parameter of this model"):
+        make_grafted(optimizer=other)
+
+
+def test_unknown_slots_blueprints_and_blends_list_the_valid_names() -> None:
+    model = make_grafted()
+    with pytest.raises(InputError, match="unknown slot 'head'; choose one of: 1, 3"):
+        model.germinate("head", "mlp")
+    with pytest.raises(InputError, match="choose one of: norm, low_rank, gated, mlp, attention"):
+        model.germinate("1", "dense")
+    with pytest.raises(InputError, match="choose one of: linear, sigmoid, gated"):
+        model.germinate("1", "mlp", blend="quadratic")
+
+
+def test_a_life_from_germination_to_permanence() -> None:
+    model = make_grafted()
+    view = model.slot("1")
+    assert (view.stage, view.blueprint, view.occupied, model.available_slots) == (Stage.DORMANT, None, False, 2)
+    model.germinate("1", "mlp")
+    assert (view.stage, view.blueprint, view.blueprint_id, model.available_slots) == (Stage.GERMINATED, "mlp", 4, 1)
+    with pytest.raises(IllegalActionError):
+        model.germinate("r0c0", "norm")
+    with pytest.raises(IllegalActionError):
+        model.fossilize("1")
+    grow_until(model, "1", Stage.HOLDING, contribution=0.2)
+    assert (view.alpha, view.epochs_in_stage) == (1.0, 0)
+    assert view.contribution == pytest.approx(0.2)
+    x, _ = make_batch()
+    before = model(x)
+    model.fossilize("1")
+    assert view.stage is Stage.FOSSILIZED
+    assert torch.equal(model(x), before)
+    run_epoch(model)
+    assert (view.alpha, model.available_slots) == (1.0, 1)
+
+
+def test_culling_returns_the_host_function_and_after_cool_down_the_slot() -> None:
+    model = make_grafted()
+    x, _ = make_batch()
+    model.germinate("1", "mlp")
+    grow_until(model, "1", Stage.HOLDING)
+    with model.override_alpha("1", 0.0):
+        host_only = model(x)
+    model.cull("1")
+    assert torch.equal(model(x), host_only)
+    assert not list(model.slots.parameters())
+    run_epoch(model)
+    assert (model.slot("1").stage, model.available_slots) == (Stage.EMBARGOED, 1)
+    run_epoch(model)
+    assert model.available_slots == 2
+
+
+def test_the_budget_is_what_all_seeds_may_add_together() -> None:
+    price = int(make_grafted().catalogue.params[0, 3])
+    model = make_grafted(budget=price + 20)
+    model.germinate("1", "mlp")
+    with pytest.raises(IllegalActionError):
+        model.germinate("3", "mlp")
+    model.germinate("3", "norm")
+    assert int(model.table.added_params) <= price + 20
+
+
+def test_seeds_without_gradients_are_an_error_that_says_what_to_do() -> None:
+    model = make_grafted()
+    model.germinate("1", "mlp")
+    model.begin_epoch()
+    with pytest.raises(InputError, match="before zero_grad"):
+        model.end_epoch(score=0.5, loss=1.0, contributions={})
+    model.end_epoch(score=0.5, loss=1.0, contributions={}, seed_gradients={"1": 0.3})
+    assert model.slot("1").epochs_in_stage == 1
+
+
+def test_a_generator_alone_decides_how_seeds_start() -> None:
+    def start(global_seed: int) -> list[Tensor]:
+        model = make_grafted(generator=torch.Generator().manual_seed(7))
+        torch.manual_seed(global_seed)
+        state = torch.get_rng_state()
+        model.germinate("1", "mlp")
+        assert torch.equal(torch.get_rng_state(), state)
+        return list(model.slots.parameters())
+
+    assert all(torch.equal(a, b) for a, b in zip(start(1), start(2), strict=True))
+
+
+def held_model() -> GraftedModel:
+    model = make_grafted()
+    model.germinate("1", "mlp")
+    grow_until(model, "1", Stage.HOLDING)
+    return model
+
+
+def test_a_deep_copy_is_a_model_of_its_own() -> None:
+    model = held_model()
+    x, _ = make_batch()
+    twin = copy.deepcopy(model)
+    expected = model(x)
+    assert torch.equal(twin(x), expected)
+    model.cull("1")
+    assert torch.equal(twin(x), expected)
+    train_step(twin)
+    assert not torch.equal(twin(x), expected)
+    assert twin.slot("1").stage is Stage.HOLDING
+
+
+def test_a_pickled_model_comes_back_with_its_slots(tmp_path: Path) -> None:
+    model = held_model()
+    x, _ = make_batch()
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    loaded = torch.load(tmp_path / "weights.pt", weights_only=True)
+    twin = copy.deepcopy(model)
+    train_step(twin)
+    twin.load_state_dict(loaded)
+    assert torch.equal(twin(x), model(x))
+
+
+@pytest.mark.parametrize("move", [lambda m: m.double(), lambda m: m.to(torch.float64)])
+def test_moving_the_model_moves_its_seeds_and_those_to_come(move: Callable[[GraftedModel], GraftedModel]) -> None:
+    model = move(held_model())
+    model.germinate("3", "norm")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+    assert model(make_batch()[0].double()).dtype == torch.float64
+    assert model.eval().slots[0].training is False
+
+
+def test_a_compiled_model_follows_growth() -> None:
+    model = make_grafted()
+    x, _ = make_batch()
+    compiled = torch.compile(model, backend="eager")
+    assert torch.equal(compiled(x), model(x))
+    model.germinate("1", "mlp")
+    for _ in range(6):
+        run_epoch(model)
+        assert torch.equal(compiled(x), model(x))
+    model.cull("1")
+    assert torch.equal(compiled(x), model(x))

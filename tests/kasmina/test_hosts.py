@@ -1,0 +1,83 @@
+"""The host zoo: sizes as documented, slots that change nothing while empty, settings that are checked."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.kasmina import build_host, graft, host_names
+from esper.leyline import InputError
+
+EXAMPLES: dict[str, Tensor] = {
+    "mlp": torch.randn(4, 40),
+    "conv1d": torch.randn(4, 40),
+    "conv2d": torch.randn(4, 3, 32, 32),
+    "conv2d-cifar10": torch.randn(4, 3, 32, 32),
+    "transformer": torch.randint(256, (4, 16)),
+    "transformer-large": torch.randint(256, (4, 16)),
+}
+
+
+def test_every_host_has_an_example_here() -> None:
+    assert set(host_names()) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_host_with_empty_slots_is_the_plain_network(name: str) -> None:
+    host = build_host(name)
+    plain = copy.deepcopy(host)
+    grafted = graft(host, at=host.slot_sites, example=EXAMPLES[name])
+    assert len(grafted.sites) >= 3
+    assert torch.equal(grafted(EXAMPLES[name]), plain(EXAMPLES[name]))
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv1d", "conv2d", "transformer"])
+def test_default_hosts_have_three_slots_and_no_running_statistics(name: str) -> None:
+    host = build_host(name)
+    assert len(host.slot_sites) == 3
+    assert not list(host.buffers())
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("mlp", 11_594), ("conv1d", 1_090), ("conv2d", 24_346), ("conv2d-cifar10", 288_746), ("transformer", 137_216)],
+)
+def test_parameter_counts(name: str, params: int) -> None:
+    assert sum(p.numel() for p in build_host(name).parameters()) == params
+
+
+def test_the_transformer_never_looks_ahead() -> None:
+    host = build_host("transformer")
+    tokens = torch.randint(256, (2, 16))
+    changed = tokens.clone()
+    changed[:, 10:] = (changed[:, 10:] + 1) % 256
+    torch.testing.assert_close(host(tokens)[:, :10], host(changed)[:, :10])
+
+
+def test_series_may_carry_a_channel_axis() -> None:
+    host = build_host("conv1d")
+    x = torch.randn(4, 40)
+    assert torch.equal(host(x), host(x[:, None]))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("resnet", {}, "unknown host 'resnet'; choose one of: conv1d"),
+        ("mlp", {"depth": 3}, "choose one of: inputs, widths, classes"),
+        ("mlp", {"widths": ()}, "positive whole numbers"),
+        ("conv1d", {"classes": 0}, "positive whole numbers"),
+        ("transformer", {"width": 30}, "not a multiple"),
+    ],
+)
+def test_impossible_hosts_are_refused(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_host(name, **settings)
+
+
+def test_sizes_are_settings() -> None:
+    host = build_host("mlp", inputs=4, widths=(8, 6), classes=2)
+    assert host(torch.randn(3, 4)).shape == (3, 2)
+    assert len(host.slot_sites) == 2

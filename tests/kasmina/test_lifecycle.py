@@ -1,0 +1,289 @@
+"""The lifecycle of seeds as a function on tables, and its agreement with the masks."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from esper.kasmina import (
+    UNLIMITED,
+    ActionMasks,
+    Catalogue,
+    Family,
+    SiteShape,
+    SlotTable,
+    act,
+    action_masks,
+    begin_epoch,
+    end_epoch,
+)
+from esper.kasmina.lifecycle import move
+from esper.leyline import NUM_BLENDS, NUM_BLUEPRINTS, TRANSITIONS, Blend, IllegalActionError, Op, Stage
+from tests.kasmina.builders import evidence_for
+
+ActionRow = tuple[int, int, int, int]
+CATALOGUE = Catalogue.of([SiteShape(Family.CONV1D, 4, (9,)), SiteShape(Family.FEATURES, 8)])
+HEAVY = 3
+
+
+def masks_of(table: SlotTable, budget: int = UNLIMITED) -> ActionMasks:
+    return action_masks(table, CATALOGUE, torch.full((table.shape[0],), budget))
+
+
+def do(table: SlotTable, *actions: ActionRow, score: float = 0.4) -> SlotTable:
+    """The table after one action per host, each (slot, blueprint, blend, op)."""
+    scores = torch.full((table.shape[0],), score)
+    return act(table, torch.tensor(actions), masks_of(table), CATALOGUE, scores)[0]
+
+
+def germinate(slot: int = 0, blueprint: int = HEAVY, blend: Blend = Blend.LINEAR) -> ActionRow:
+    return (slot, blueprint, blend.value, Op.GERMINATE.value)
+
+
+def epoch(table: SlotTable, **evidence: Tensor) -> SlotTable:
+    table = begin_epoch(table)[0]
+    return end_epoch(table, evidence_for(table, **evidence))[0]
+
+
+def stage(table: SlotTable, slot: int = 0) -> Stage:
+    return Stage(int(table.stage[0, slot]))
+
+
+def grown(epochs: int, blend: Blend = Blend.LINEAR) -> SlotTable:
+    table = do(SlotTable.empty(1, 2), germinate(blend=blend))
+    for _ in range(epochs):
+        table = epoch(table)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("blend", "alphas"),
+    [
+        (Blend.LINEAR, [0, 0, 1 / 3, 2 / 3, 1, 1]),
+        (Blend.SIGMOID, [0, 0, 0.1173, 0.8827, 1, 1]),
+        (Blend.GATED, [0, 0, 1 / 3, 2 / 3, 1, 1]),
+    ],
+)
+def test_a_healthy_seed_trains_two_epochs_blends_three_and_then_holds(blend: Blend, alphas: list[float]) -> None:
+    tables = [grown(epochs, blend) for epochs in range(7)]
+    assert stage(tables[0]) is Stage.GERMINATED
+    stages = [stage(table) for table in tables[1:]]
+    assert stages == [Stage.TRAINING, *[Stage.BLENDING] * 3, Stage.HOLDING, Stage.HOLDING]
+    assert [float(table.alpha[0, 0]) for table in tables[:6]] == pytest.approx(alphas, abs=1e-4)
+    assert float(tables[4].alpha[0, 0]) == 1.0
+    assert [int(table.epochs_in_stage[0, 0]) for table in tables] == [0, 1, 0, 1, 2, 0, 1]
+
+
+def test_a_gated_blend_pauses_at_most_twice_on_a_negative_contribution() -> None:
+    table = grown(2, Blend.GATED)
+    alphas = []
+    for _ in range(5):
+        alphas.append(float(table.alpha[0, 0]))
+        table = epoch(table, contribution=torch.full((1, 2), -0.1))
+    assert alphas == pytest.approx([1 / 3, 1 / 3, 1 / 3, 2 / 3, 1])
+    assert stage(table) is Stage.HOLDING
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {"loss_finite": torch.tensor([False])},
+        {"seed_gradient": torch.zeros(1, 2)},
+        {"seed_gradient": torch.full((1, 2), torch.nan)},
+        {"seed_gradient": torch.full((1, 2), torch.inf)},
+    ],
+)
+@pytest.mark.parametrize("bad_epoch", [0, 1])
+def test_a_seed_without_finite_loss_and_gradient_in_each_epoch_is_culled_at_its_gate(
+    evidence: dict[str, Tensor], bad_epoch: int
+) -> None:
+    table = do(SlotTable.empty(1, 2), germinate())
+    for index in range(2):
+        table = epoch(table, **(evidence if index == bad_epoch else {}))
+    assert stage(table) is Stage.CULLED
+
+
+def test_a_culled_slot_forgets_its_seed_cools_down_and_is_free_again() -> None:
+    table = do(grown(5), (0, 0, 0, Op.CULL.value))
+    assert int(table.blueprint[0, 0]) == 0
+    assert float(table.alpha[0, 0]) == 0.0
+    assert int(table.added_params) == 0
+    stages = []
+    for _ in range(3):
+        stages.append(stage(table))
+        table = epoch(table)
+    assert stages == [Stage.CULLED, Stage.EMBARGOED, Stage.DORMANT]
+    assert not do(table, germinate()).equals(table)
+
+
+def test_a_fossilized_seed_stays_at_alpha_one_for_good() -> None:
+    table = do(grown(5), (0, 0, 0, Op.FOSSILIZE.value))
+    for _ in range(4):
+        table = epoch(table)
+    assert stage(table) is Stage.FOSSILIZED
+    assert float(table.alpha[0, 0]) == 1.0
+    assert not masks_of(table).slot[0, Op.GERMINATE, 0]
+
+
+def test_a_seed_must_be_measured_at_alpha_one_before_it_can_be_kept() -> None:
+    unmeasured = grown(4)
+    unmeasured = epoch(unmeasured, contribution=torch.full((1, 2), torch.nan))
+    assert stage(unmeasured) is Stage.HOLDING
+    assert not masks_of(unmeasured).op[0, Op.FOSSILIZE]
+    assert masks_of(epoch(unmeasured)).op[0, Op.FOSSILIZE]
+
+
+def test_a_blending_seed_is_protected_until_its_second_measurement() -> None:
+    legal = [bool(masks_of(grown(epochs)).op[0, Op.CULL]) for epochs in range(6)]
+    assert legal == [False, False, False, False, True, True]
+
+
+def test_seed_metrics_of_a_scripted_episode() -> None:
+    table = do(SlotTable.empty(1, 2), germinate(), score=0.40)
+    assert float(table.score_at_germination[0, 0]) == pytest.approx(0.40)
+    assert table.contribution[0, 0].isnan()
+    table = epoch(table, score=torch.tensor([0.45]))
+    assert float(table.improvement[0, 0]) == pytest.approx(0.05)
+    assert float(table.contribution[0, 0]) == 0.0  # at alpha 0 it is known without a pass
+    table = epoch(epoch(table), score=torch.tensor([0.60]), contribution=torch.tensor([[0.07, torch.nan]]))
+    assert float(table.improvement[0, 0]) == pytest.approx(0.20)
+    assert float(table.contribution[0, 0]) == pytest.approx(0.07)
+    assert table.improvement[0, 1].isnan()
+
+
+def test_transitions_tell_what_changed_and_from_where() -> None:
+    table = SlotTable.empty(2, 2)
+    actions = torch.tensor([germinate(1), (0, 0, 0, 0)])
+    table, transitions = act(table, actions, masks_of(table), CATALOGUE, torch.zeros(2))
+    assert len(transitions) == 1
+    assert (transitions.host.item(), transitions.slot.item()) == (0, 1)
+    assert (transitions.old.item(), transitions.new.item()) == (Stage.DORMANT, Stage.GERMINATED)
+    table = epoch(table)
+    _, transitions = end_epoch(table, evidence_for(table))
+    assert (transitions.new.item(), transitions.epochs_in_old.item()) == (Stage.BLENDING, 1)
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(Stage, Stage)))
+def test_only_the_moves_of_the_transition_table_are_possible(old: Stage, new: Stage) -> None:
+    table = SlotTable.empty(1, 1)
+    table.stage[:] = old.value
+    before = table.clone()
+    where = torch.ones(1, 1, dtype=torch.bool)
+    if (old, new) in TRANSITIONS:
+        move(table, where, new)
+        assert stage(table) is new
+    else:
+        with pytest.raises(IllegalActionError, match=f"from {old.name} to {new.name}"):
+            move(table, where, new)
+        assert table.equals(before)
+
+
+def table_with(*slots: tuple[Stage, int, bool]) -> SlotTable:
+    """One host whose slots have these stages, measurement counts and proofs at alpha 1."""
+    table = SlotTable.empty(1, len(slots))
+    for index, (code, measurements, proven) in enumerate(slots):
+        table.stage[0, index] = code.value
+        table.measurements[0, index] = measurements
+        table.proven[0, index] = proven
+    return table
+
+
+def joint_actions(masks: ActionMasks) -> set[ActionRow]:
+    """Every action that sampling op, slot, blueprint and blend in turn from the masks can give."""
+    allowed: set[ActionRow] = set()
+    for op in masks.op[0].nonzero().flatten().tolist():
+        for slot in masks.slot[0, op].nonzero().flatten().tolist():
+            if op == Op.GERMINATE:
+                blueprints = masks.blueprint[0, slot].nonzero().flatten().tolist()
+                blends = masks.blend[0].nonzero().flatten().tolist()
+                allowed |= {(slot, *rest, op) for rest in itertools.product(blueprints, blends)}
+            else:
+                allowed.add((slot, 0, 0, op))
+    return allowed
+
+
+def accepted_actions(table: SlotTable, budget: int) -> set[ActionRow]:
+    """Every action that the lifecycle takes without raising."""
+    masks = masks_of(table, budget)
+    accepted: set[ActionRow] = set()
+    for action in itertools.product(range(2), range(NUM_BLUEPRINTS), range(NUM_BLENDS), range(len(Op))):
+        try:
+            act(table, torch.tensor([action]), masks, CATALOGUE, torch.zeros(1))
+        except IllegalActionError:
+            continue
+        accepted.add(action)
+    return accepted
+
+
+CONDITIONS = [(code, count, proven) for code in Stage for count, proven in ((0, False), (1, False), (2, True))]
+
+
+@pytest.mark.parametrize("budget", [0, 60, UNLIMITED])
+def test_masks_allow_exactly_what_the_lifecycle_accepts(budget: int) -> None:
+    for first, second in itertools.product(CONDITIONS, CONDITIONS[::4]):
+        table = table_with(first, second)
+        allowed = joint_actions(masks_of(table, budget))
+        assert allowed == accepted_actions(table, budget)
+        assert (0, 0, 0, Op.WAIT.value) in allowed
+
+
+def test_an_op_is_legal_only_where_some_slot_is() -> None:
+    masks = masks_of(table_with((Stage.FOSSILIZED, 3, True), (Stage.TRAINING, 0, False)))
+    assert masks.op[0].tolist() == [True, False, False, False]
+
+
+def test_blueprints_beyond_the_budget_left_are_masked() -> None:
+    table = do(SlotTable.empty(1, 2), germinate(0, HEAVY))
+    spent = int(table.added_params)
+    masks = masks_of(table, budget=spent + 50)
+    affordable = CATALOGUE.fits[1] & (CATALOGUE.params[1] <= 50)
+    assert torch.equal(masks.blueprint[0, 1], affordable)
+    assert not masks_of(table, budget=spent).op[0, Op.GERMINATE]
+
+
+@pytest.mark.parametrize(
+    "action", [(0, 0, 0, 9), (7, 0, 0, 1), (0, 9, 0, 1), (0, 0, 9, 1), (-1, 0, 0, 0), (0, 4, 0, 0), (1, 4, 0, 1)]
+)
+def test_actions_out_of_range_or_unfit_are_refused(action: ActionRow) -> None:
+    with pytest.raises(IllegalActionError, match="not legal for host 0"):
+        do(SlotTable.empty(1, 2), action)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(-1, 1), st.booleans()), min_size=1, max_size=40))
+def test_masked_lives_never_raise_and_unmasked_actions_always_do(script: list[tuple[int, float, bool]]) -> None:
+    table = SlotTable.empty(1, 2)
+    everything = list(itertools.product(range(2), range(NUM_BLUEPRINTS), range(NUM_BLENDS), range(len(Op))))
+    for choice, contribution, measured in script:
+        masks = masks_of(table)
+        allowed = joint_actions(masks)
+        illegal = [action for action in everything if action not in allowed]
+        before = table.clone()
+        with pytest.raises(IllegalActionError):
+            do(table, illegal[choice % len(illegal)])
+        assert table.equals(before)
+        table = do(table, sorted(allowed)[choice % len(allowed)])
+        value = contribution if measured else torch.nan
+        table = epoch(table, contribution=torch.full((1, 2), value))
+        assert bool(((table.alpha >= 0) & (table.alpha <= 1)).all())
+        assert torch.equal(table.occupied, table.blueprint > 0)
+        assert torch.equal(table.params > 0, table.occupied)
+
+
+@given(st.lists(st.lists(st.integers(0, 10**6), min_size=3, max_size=3), min_size=1, max_size=15))
+def test_hosts_in_one_table_live_as_they_would_alone(script: list[list[int]]) -> None:
+    together = SlotTable.empty(3, 2)
+    alone = [SlotTable.empty(1, 2) for _ in range(3)]
+    for choices in script:
+        actions = []
+        for table, choice in zip(alone, choices, strict=True):
+            legal = sorted(joint_actions(masks_of(table)))
+            actions.append(legal[choice % len(legal)])
+        together = epoch(do(together, *actions))
+        alone = [epoch(do(table, action)) for table, action in zip(alone, actions, strict=True)]
+        for name, column in together.columns().items():
+            rows = torch.cat([table.columns()[name] for table in alone])
+            assert torch.equal(column.nan_to_num(9.0), rows.nan_to_num(9.0))
