@@ -73,6 +73,22 @@ def test_flops_of_known_layers() -> None:
     assert count_flops(nn.Flatten(), torch.randn(2, 6, 2)) == 0
 
 
+@pytest.mark.parametrize("entry", blueprints_of(Family.CONV2D), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("isolated", [True, False])
+def test_channels_last_images_are_fine(entry: Blueprint, isolated: bool) -> None:
+    seed = entry.build(SiteShape(Family.CONV2D, 8, (7, 7)))
+    h = torch.randn(2, 8, 7, 7, requires_grad=not isolated).to(memory_format=torch.channels_last)
+    seed(h).sum().backward()
+    assert all(parameter.grad is not None for parameter in seed.parameters())
+
+
+@pytest.mark.parametrize("family", Family)
+def test_a_site_of_a_single_value_offers_nothing_that_normalises(family: Family) -> None:
+    site = SiteShape(family, 1, {Family.CONV2D: (1, 1), Family.CONV1D: (1,), Family.FEATURES: ()}[family])
+    assert not any(entry.fits(site) for entry in blueprints_of(family) if entry.name in ("norm", "heavy", "mlp"))
+    Catalogue.of([site])
+
+
 def test_attention_never_looks_ahead() -> None:
     site = SiteShape(Family.FEATURES, 8, (6,))
     seed = find_blueprint(Family.FEATURES, "attention").build(site)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import Family, GraftedModel, SiteShape, graft
-from esper.leyline import IllegalActionError, InputError, SlotConfig, Stage
+from esper.leyline import Blend, IllegalActionError, InputError, SlotConfig, Stage
 from tests.kasmina.builders import grow_until, make_batch, make_grafted, make_mlp, run_epoch, train_step
 
 
@@ -90,12 +90,7 @@ def test_probing_leaves_modes_statistics_and_random_state_alone() -> None:
         (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()), "0", (5, 2, 9, 8), SiteShape(Family.CONV2D, 4, (7, 6))),
         (block(nn.Conv1d(2, 4, 3), nn.ReLU()), "0", (5, 2, 9), SiteShape(Family.CONV1D, 4, (7,))),
         (block(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4)), "0", (5, 2, 9), SiteShape(Family.CONV1D, 4, (9,))),
-        (
-            block(nn.Conv2d(2, 4, 1), nn.Linear(8, 8), nn.Conv2d(4, 4, 1)),
-            "0",
-            (5, 2, 9, 8),
-            SiteShape(Family.CONV2D, 4, (9, 8)),
-        ),
+        (block(nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 2)), "0", (5, 2, 9, 8), SiteShape(Family.CONV2D, 4, (8, 7))),
         (nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU()), "1", (5, 2, 9, 8), SiteShape(Family.CONV2D, 4, (9, 8))),
         (nn.Sequential(nn.Linear(3, 8)), "0", (5, 3), SiteShape(Family.FEATURES, 8)),
         (nn.Sequential(nn.Linear(3, 8)), "0", (5, 7, 3), SiteShape(Family.FEATURES, 8, (7,))),
@@ -106,6 +101,72 @@ def test_shapes_are_found_by_one_probe(
     model: nn.Module, path: str, example: tuple[int, ...], expected: SiteShape
 ) -> None:
     assert graft(model, at=[path], example=torch.randn(example)).sites[0].shape == expected
+
+
+@pytest.mark.parametrize("example", [[torch.randn(8, 6), torch.randint(3, (8,))], torch.randn(8, 5), (), {"y": 1}])
+def test_an_example_that_the_model_cannot_take_is_said_in_one_line(example: Any) -> None:
+    with pytest.raises(InputError, match="could not run on the example") as error:
+        graft(make_mlp(), at=["1"], example=example)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": -1}, "budget must be"),
+        ({"budget": 1.5}, "budget must be"),
+        ({"isolation": "straight_through"}, "choose one of: straight-through, shadow"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_grafted(**settings)
+
+
+def test_a_model_is_grafted_once() -> None:
+    model = make_grafted()
+    with pytest.raises(InputError, match="carries slots already"):
+        make_grafted(model=model.host)
+
+
+def test_time_first_layers_get_no_attention() -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16))
+    assert not graft(model, at=["0"], example=torch.randn(5, 4, 8)).catalogue.fits[0, 4]
+
+
+def test_a_transformer_encoder_with_a_padding_mask_can_be_probed() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, enable_nested_tensor=False)
+    mask = torch.zeros(4, 5, dtype=torch.bool)
+    mask[0, 3:] = True
+    grafted = graft(model, at=["layers.0"], example={"src": torch.randn(4, 5, 8), "src_key_padding_mask": mask})
+    assert grafted.sites[0].shape == SiteShape(Family.FEATURES, 8, (5,))
+
+
+def test_a_seed_has_the_dtype_of_the_tensor_it_works_on() -> None:
+    class Half(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.bfloat16()
+
+    host = nn.Sequential(nn.Linear(6, 8), Half(), nn.Linear(8, 3).bfloat16())
+    model = make_grafted(model=host, at=["1"])
+    model.germinate("1", "mlp")
+    run_epoch(model)
+    assert {p.dtype for p in model.slots.parameters()} == {torch.bfloat16}
+
+
+def test_growing_under_inference_mode_makes_seeds_that_can_learn() -> None:
+    model = make_grafted()
+    with torch.inference_mode():
+        model.germinate("1", "mlp")
+    run_epoch(model)
+    assert model.slot("1").stage is Stage.TRAINING
+
+
+def test_germinating_draws_nothing_from_the_global_random_state() -> None:
+    model = make_grafted()
+    state = torch.get_rng_state()
+    model.germinate("1", "mlp")
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_sequence_whose_first_axis_is_not_the_batch_gets_no_attention() -> None:
@@ -137,7 +198,7 @@ def test_keyword_and_positional_examples_work() -> None:
     [
         (["nowhere"], "unknown submodule 'nowhere'; choose one of: left, right"),
         (["recurrent"], "its output is a tuple, not one tensor. Slots can go after: left, right"),
-        (["pick"], "torch.int64, not of floating-point numbers. Slots can go after: left, right"),
+        (["pick"], "torch.int64, not a plain tensor of floating-point numbers. Slots can go after: left, right"),
         (["scalar"], "no width beside the batch. Slots can go after: left, right"),
         (["unused"], "did not call it on the example"),
         ({"left": "tensor"}, "unknown family 'tensor'; choose one of: conv2d, conv1d, features"),
@@ -145,6 +206,8 @@ def test_keyword_and_positional_examples_work() -> None:
         ([], "must list one or more"),
         (["left", "left"], "must list one or more different"),
         ("left", "must list one or more"),
+        (None, "must list one or more"),
+        ([nn.Linear(2, 2)], "must list one or more"),
     ],
 )
 def test_places_where_no_slot_can_go_get_one_clear_error(at: Any, message: str) -> None:
@@ -158,8 +221,14 @@ def test_ambiguous_axes_are_asked_about_and_can_be_told() -> None:
     model = nn.Sequential(nn.Identity())
     with pytest.raises(InputError, match="conv1d"):
         graft(model, at=["0"], example=torch.randn(2, 4, 5))
-    assert graft(model, at={"0": "conv1d"}, example=torch.randn(2, 4, 5)).sites[0].shape.width == 4
-    assert graft(model, at={"0": "features"}, example=torch.randn(2, 4, 5)).sites[0].shape.width == 5
+    square = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Linear(8, 8)))
+    with pytest.raises(InputError, match="which axis"):
+        graft(square, at=["0"], example=torch.randn(2, 3, 8, 8))
+    with pytest.raises(InputError, match="which axis"):
+        graft(nn.Sequential(nn.Conv3d(2, 4, 1)), at=["0"], example=torch.randn(2, 2, 3, 4, 5))
+    for family, width in (("conv1d", 4), ("features", 5)):
+        grafted = graft(nn.Sequential(nn.Identity()), at={"0": family}, example=torch.randn(2, 4, 5))
+        assert grafted.sites[0].shape.width == width
 
 
 def test_one_submodule_under_two_names_is_refused() -> None:
@@ -250,9 +319,11 @@ def test_the_budget_is_what_all_seeds_may_add_together() -> None:
     price = int(make_grafted().catalogue.params[0, 3])
     model = make_grafted(budget=price + 20)
     model.germinate("1", "mlp")
-    with pytest.raises(IllegalActionError):
+    with pytest.raises(IllegalActionError, match="20 of the budget are left"):
         model.germinate("3", "mlp")
-    model.germinate("3", "norm")
+    with pytest.raises(IllegalActionError, match="'attention' does not fit behind '3'"):
+        model.germinate("3", "attention")
+    model.germinate("3", "norm", Blend.GATED)
     assert int(model.table.added_params) <= price + 20
 
 
@@ -268,11 +339,9 @@ def test_seeds_without_gradients_are_an_error_that_says_what_to_do() -> None:
 
 def test_a_generator_alone_decides_how_seeds_start() -> None:
     def start(global_seed: int) -> list[Tensor]:
-        model = make_grafted(generator=torch.Generator().manual_seed(7))
         torch.manual_seed(global_seed)
-        state = torch.get_rng_state()
+        model = make_grafted(generator=torch.Generator().manual_seed(7))
         model.germinate("1", "mlp")
-        assert torch.equal(torch.get_rng_state(), state)
         return list(model.slots.parameters())
 
     assert all(torch.equal(a, b) for a, b in zip(start(1), start(2), strict=True))

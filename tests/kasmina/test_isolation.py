@@ -1,10 +1,12 @@
 """A seed at alpha 0 learns without touching its host, and alpha decides how much of it is heard."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina import GraftedModel, take_snapshot
 from esper.kasmina.graft import Isolation
@@ -74,6 +76,36 @@ def test_a_shadow_pass_changes_no_running_statistics() -> None:
     before = copy.deepcopy(host.state_dict())
     model.shadow("0", make_batch()[0])
     assert all(torch.equal(before[name], tensor) for name, tensor in host.state_dict().items())
+
+
+def test_a_shadow_pass_leaves_the_dropout_of_the_host_alone() -> None:
+    def losses(shadow: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = make_grafted(model=nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)), at=["0"])
+        model.isolation = "shadow" if shadow else "straight-through"
+        if shadow:
+            model.germinate("0", "mlp")
+            model.begin_epoch()
+        return [train_step(model, seed=step) for step in range(4)]
+
+    assert losses(shadow=True) == losses(shadow=False)
+
+
+class _NoTransfer(TorchDispatchMode):
+    """Refuses to bring a tensor's value to Python."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
+def test_the_forward_pass_never_waits_for_a_value(stage: Stage) -> None:
+    model = make_grafted()
+    model.germinate("1", "mlp")
+    grow_until(model, "1", stage)
+    with _NoTransfer():  # type: ignore[no-untyped-call]
+        model(make_batch()[0])
 
 
 def test_a_seed_gone_non_finite_does_not_reach_the_host() -> None:

@@ -21,7 +21,7 @@ from esper.kasmina import (
     end_epoch,
 )
 from esper.kasmina.lifecycle import move
-from esper.leyline import NUM_BLENDS, NUM_BLUEPRINTS, TRANSITIONS, Blend, IllegalActionError, Op, Stage
+from esper.leyline import NUM_BLENDS, NUM_BLUEPRINTS, TRANSITIONS, Blend, IllegalActionError, InputError, Op, Stage
 from tests.kasmina.builders import evidence_for
 
 ActionRow = tuple[int, int, int, int]
@@ -36,7 +36,9 @@ def masks_of(table: SlotTable, budget: int = UNLIMITED) -> ActionMasks:
 def do(table: SlotTable, *actions: ActionRow, score: float = 0.4) -> SlotTable:
     """The table after one action per host, each (slot, blueprint, blend, op)."""
     scores = torch.full((table.shape[0],), score)
-    return act(table, torch.tensor(actions), masks_of(table), CATALOGUE, scores)[0]
+    return act(table, torch.tensor(actions), CATALOGUE, torch.full_like(scores, UNLIMITED, dtype=torch.int64), scores)[
+        0
+    ]
 
 
 def germinate(slot: int = 0, blueprint: int = HEAVY, blend: Blend = Blend.LINEAR) -> ActionRow:
@@ -157,7 +159,7 @@ def test_seed_metrics_of_a_scripted_episode() -> None:
 def test_transitions_tell_what_changed_and_from_where() -> None:
     table = SlotTable.empty(2, 2)
     actions = torch.tensor([germinate(1), (0, 0, 0, 0)])
-    table, transitions = act(table, actions, masks_of(table), CATALOGUE, torch.zeros(2))
+    table, transitions = act(table, actions, CATALOGUE, torch.tensor([UNLIMITED] * 2), torch.zeros(2))
     assert len(transitions) == 1
     assert (transitions.host.item(), transitions.slot.item()) == (0, 1)
     assert (transitions.old.item(), transitions.new.item()) == (Stage.DORMANT, Stage.GERMINATED)
@@ -205,29 +207,55 @@ def joint_actions(masks: ActionMasks) -> set[ActionRow]:
     return allowed
 
 
+EVERYTHING: list[ActionRow] = list(
+    itertools.product(range(2), range(NUM_BLUEPRINTS), range(NUM_BLENDS), range(len(Op)))
+)
+
+
 def accepted_actions(table: SlotTable, budget: int) -> set[ActionRow]:
     """Every action that the lifecycle takes without raising."""
-    masks = masks_of(table, budget)
     accepted: set[ActionRow] = set()
-    for action in itertools.product(range(2), range(NUM_BLUEPRINTS), range(NUM_BLENDS), range(len(Op))):
+    for action in EVERYTHING:
         try:
-            act(table, torch.tensor([action]), masks, CATALOGUE, torch.zeros(1))
+            act(table, torch.tensor([action]), CATALOGUE, torch.tensor([budget]), torch.zeros(1))
         except IllegalActionError:
             continue
         accepted.add(action)
     return accepted
 
 
-CONDITIONS = [(code, count, proven) for code in Stage for count, proven in ((0, False), (1, False), (2, True))]
+Condition = tuple[Stage, int, bool]
+CONDITIONS: list[Condition] = [
+    *((code, 0, False) for code in Stage if code not in (Stage.BLENDING, Stage.HOLDING)),
+    *((Stage.BLENDING, count, count > 0) for count in range(3)),
+    (Stage.HOLDING, 0, False),
+    (Stage.HOLDING, 3, True),
+]
+
+
+def should_be_legal(action: ActionRow, slots: tuple[Condition, Condition], budget: int) -> bool:
+    """The rules as the documentation states them, written a second time without tables or masks."""
+    slot, blueprint, blend, op = action
+    stage, measurements, measured_at_one = slots[slot]
+    if op == Op.GERMINATE:
+        fits = bool(CATALOGUE.fits[slot, blueprint])
+        return stage is Stage.DORMANT and fits and int(CATALOGUE.params[slot, blueprint]) <= budget
+    if blueprint or blend:
+        return False
+    if op == Op.FOSSILIZE:
+        return stage is Stage.HOLDING and measured_at_one
+    if op == Op.CULL:
+        return stage is Stage.HOLDING or (stage is Stage.BLENDING and measurements >= 2)
+    return slot == 0
 
 
 @pytest.mark.parametrize("budget", [0, 60, UNLIMITED])
-def test_masks_allow_exactly_what_the_lifecycle_accepts(budget: int) -> None:
-    for first, second in itertools.product(CONDITIONS, CONDITIONS[::4]):
+def test_masks_and_lifecycle_both_allow_exactly_what_the_rules_say(budget: int) -> None:
+    for first, second in itertools.product(CONDITIONS, CONDITIONS):
         table = table_with(first, second)
-        allowed = joint_actions(masks_of(table, budget))
-        assert allowed == accepted_actions(table, budget)
-        assert (0, 0, 0, Op.WAIT.value) in allowed
+        expected = {action for action in EVERYTHING if should_be_legal(action, (first, second), budget)}
+        assert joint_actions(masks_of(table, budget)) == expected
+        assert accepted_actions(table, budget) == expected
 
 
 def test_an_op_is_legal_only_where_some_slot_is() -> None:
@@ -252,15 +280,22 @@ def test_actions_out_of_range_or_unfit_are_refused(action: ActionRow) -> None:
         do(SlotTable.empty(1, 2), action)
 
 
+@pytest.mark.parametrize(
+    "actions", [torch.zeros(4, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64), torch.zeros(1, 4)]
+)
+def test_actions_of_another_shape_or_type_are_refused(actions: Tensor) -> None:
+    with pytest.raises(InputError, match="int64 of shape"):
+        act(SlotTable.empty(1, 2), actions, CATALOGUE, torch.tensor([0]), torch.zeros(1))
+
+
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(-1, 1), st.booleans()), min_size=1, max_size=40))
 def test_masked_lives_never_raise_and_unmasked_actions_always_do(script: list[tuple[int, float, bool]]) -> None:
     table = SlotTable.empty(1, 2)
-    everything = list(itertools.product(range(2), range(NUM_BLUEPRINTS), range(NUM_BLENDS), range(len(Op))))
     for choice, contribution, measured in script:
         masks = masks_of(table)
         allowed = joint_actions(masks)
-        illegal = [action for action in everything if action not in allowed]
+        illegal = [action for action in EVERYTHING if action not in allowed]
         before = table.clone()
         with pytest.raises(IllegalActionError):
             do(table, illegal[choice % len(illegal)])

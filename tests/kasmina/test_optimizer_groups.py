@@ -11,7 +11,7 @@ from torch import nn
 
 from esper.kasmina import GraftedModel, restore_snapshot, take_snapshot
 from esper.kasmina.optimizer_groups import SLOT_KEY
-from esper.leyline import Op, Stage
+from esper.leyline import InputError, Op, Stage
 from tests.kasmina.builders import grow_until, make_grafted, make_mlp, run_epoch, train_step
 
 OPTIMIZERS: list[Any] = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop]
@@ -77,6 +77,39 @@ def test_optimizers_of_named_parameters_get_named_seeds() -> None:
     names = model.optimizer.param_groups[1]["param_names"]
     assert names == ["r0c0.scale", "r0c0.down.weight", "r0c0.up.weight", "r0c0.up.bias"]
     run_epoch(model)
+
+
+def test_a_seed_never_shrinks_the_gradients_of_its_host_when_all_are_clipped() -> None:
+    alone, grown = make_grafted(model=make_mlp()), make_grafted()
+    alone.host.load_state_dict(grown.host.state_dict())
+    grown.germinate("1", "mlp")
+    grown.begin_epoch()
+    for model in (alone, grown):
+        train_step(model)
+        model.clip_gradients(1e-3)
+    pairs = zip(alone.host.parameters(), grown.host.parameters(), strict=True)
+    assert all(a.grad is not None and torch.equal(a.grad, b.grad) for a, b in pairs if b.grad is not None)
+    assert torch.nn.utils.get_total_norm(p.grad for p in grown.slots.parameters() if p.grad is not None) <= 1.1e-3
+
+
+def test_an_optimizer_that_fails_leaves_model_and_table_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_grafted()
+    assert model.optimizer is not None
+
+    def fail(group: object) -> None:
+        raise RuntimeError("planned")
+
+    monkeypatch.setattr(model.optimizer, "add_param_group", fail)
+    with pytest.raises(RuntimeError, match="planned"):
+        model.germinate("1", "mlp")
+    assert model.slot("1").stage is Stage.DORMANT
+    check_ownership(model)
+
+
+def test_optimizers_that_cannot_follow_growth_are_refused() -> None:
+    host = make_mlp()
+    with pytest.raises(InputError, match="LBFGS cannot follow growth"):
+        make_grafted(model=host, optimizer=torch.optim.LBFGS(host.parameters()))
 
 
 def test_nothing_holds_on_to_a_culled_seed() -> None:

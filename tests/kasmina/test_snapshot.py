@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina import GraftedModel, Snapshot, restore_snapshot, take_snapshot
-from esper.leyline import Stage
+from esper.leyline import InputError, Stage
 from tests.kasmina.builders import grow_until, make_batch, make_grafted, make_mlp, run_epoch, train_step
 
 
@@ -107,11 +107,58 @@ def test_rollback_draws_no_random_numbers() -> None:
     model = grown_model(generator=torch.Generator().manual_seed(3))
     snapshot = take_snapshot(model)
     cull_and_regrow(model)
-    assert model.generator is not None
     own, everyones = model.generator.get_state(), torch.get_rng_state()
     restore_snapshot(model, snapshot)
     assert torch.equal(model.generator.get_state(), own)
     assert torch.equal(torch.get_rng_state(), everyones)
+
+
+class Counting(nn.Module):
+    """A model with a buffer that grows with every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, x[:1, 0]])
+        result: Tensor = self.linear(x)
+        return result
+
+
+def test_buffers_that_changed_their_shape_come_back() -> None:
+    host = Counting()
+    model = make_grafted(model=host, at=["linear"])
+    assert host.seen.shape == (1,)  # the probe did not count
+    snapshot = take_snapshot(model)
+    model(make_batch()[0])
+    restore_snapshot(model, snapshot)
+    assert torch.equal(host.seen, torch.zeros(1))
+
+
+def test_tensor_learning_rates_come_back() -> None:
+    host = make_mlp()
+    model = grown_model(model=host, optimizer=torch.optim.Adam(host.parameters(), lr=torch.tensor(0.1), foreach=False))
+    assert model.optimizer is not None
+    assert model.optimizer.param_groups[1]["lr"] is not model.optimizer.param_groups[0]["lr"]
+    snapshot = take_snapshot(model)
+    model.optimizer.param_groups[0]["lr"].fill_(0.01)
+    restore_snapshot(model, snapshot)
+    assert float(model.optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
+
+
+def test_a_snapshot_that_does_not_fit_is_refused_before_anything_changes() -> None:
+    model, other = grown_model(), make_grafted(model=nn.Sequential(nn.Linear(6, 4), nn.Tanh()), at=["1"])
+    before = take_snapshot(model)
+    with pytest.raises(InputError, match="not of this host"):
+        restore_snapshot(model, take_snapshot(other))
+    assert_equal(take_snapshot(model), before)
+    assert model.optimizer is not None
+    model.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+    with pytest.raises(InputError, match="groups have changed"):
+        restore_snapshot(model, before)
 
 
 def test_a_model_without_optimizer_rolls_back_too() -> None:

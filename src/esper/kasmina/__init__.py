@@ -1,11 +1,12 @@
 """Kasmina: what grows. Blueprints, slots, their lifecycle and legality, blending, isolation, hosts and grafting."""
 
 from esper.kasmina.blueprints import Blueprint, Cost, blueprint, blueprints_of, find_blueprint
-from esper.kasmina.graft import GraftedModel, Site, SlotView, graft
+from esper.kasmina.graft import GraftedModel, Site, graft
 from esper.kasmina.hosts import Host, build_host, host, host_names
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import EpochEvidence, Transitions, act, begin_epoch, end_epoch
 from esper.kasmina.sites import Family, SiteShape
+from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, restore_snapshot, take_snapshot
 from esper.kasmina.table import NOT_MEASURED, SlotTable
 

@@ -1,25 +1,27 @@
 """Grafting slots onto any module, and making the network follow its slot table."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
-from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.blueprints import Blueprint, find_blueprint
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
 from esper.kasmina.optimizer_groups import add_seed_group, check_owns, remove_seed_group
 from esper.kasmina.probe import Example, Where, probe_sites
 from esper.kasmina.sites import SiteShape
 from esper.kasmina.slot import Slot, SlotMode
+from esper.kasmina.slot_view import SlotView
 from esper.kasmina.table import NOT_MEASURED, SlotTable
-from esper.leyline import Blend, InputError, Op, SlotConfig, Stage, unknown_name
+from esper.leyline import Blend, IllegalActionError, InputError, Op, SlotConfig, Stage, unknown_name
 
 Isolation = Literal["straight-through", "shadow"]
 
@@ -32,57 +34,15 @@ class Site:
     """Name of the submodule behind which the slot sits."""
     slot_id: str
     shape: SiteShape
-
-
-@dataclass(frozen=True, slots=True)
-class SlotView:
-    """What people like to ask of one slot, read from the table."""
-
-    model: "GraftedModel"
-    index: int
-
-    @property
-    def stage(self) -> Stage:
-        """Where its seed stands."""
-        return Stage(int(self.model.table.stage[0, self.index]))
-
-    @property
-    def alpha(self) -> float:
-        """Weight of the seed in the epoch to come."""
-        return float(self.model.table.alpha[0, self.index])
-
-    @property
-    def epochs_in_stage(self) -> int:
-        """Epochs finished since the stage was entered."""
-        return int(self.model.table.epochs_in_stage[0, self.index])
-
-    @property
-    def blueprint_id(self) -> int:
-        """1 to 5, or 0 without a seed."""
-        return int(self.model.table.blueprint[0, self.index])
-
-    @property
-    def blueprint(self) -> str | None:
-        """Name of the seed's blueprint."""
-        family = self.model.sites[self.index].shape.family
-        return find_blueprint(family, self.blueprint_id).name if self.blueprint_id else None
-
-    @property
-    def occupied(self) -> bool:
-        """Whether it holds a seed."""
-        return bool(self.model.table.occupied[0, self.index])
-
-    @property
-    def contribution(self) -> float:
-        """Latest score with the seed minus without it; NaN where not measured."""
-        return float(self.model.table.contribution[0, self.index])
+    dtype: torch.dtype
+    """Of the submodule's output when the slot was grafted."""
 
 
 class GraftedModel(nn.Module):
-    """A host with slots. Calling it, or the host itself, runs the host with its seeds.
+    """A host with slots. Train and evaluate it in place of the host.
 
     The host keeps its class, its names and its `state_dict` keys; seeds live beside it in `slots`. The slot
-    table says what should be there, and `follow_table` makes it so.
+    table says what should be there, and `follow` makes it so.
     """
 
     def __init__(
@@ -93,7 +53,7 @@ class GraftedModel(nn.Module):
         optimizer: Optimizer | None,
         isolation: Isolation,
         budget: int,
-        generator: torch.Generator | None,
+        generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.host = host
@@ -106,6 +66,7 @@ class GraftedModel(nn.Module):
         self.budget = torch.tensor([budget])
         self.table = SlotTable.empty(1, len(sites))
         self.score = torch.tensor([NOT_MEASURED])
+        self._grafted_dtype = _floating_dtype(host)
         for site, slot in zip(sites, self._slots, strict=True):
             # A bound method of a module is copied along by deepcopy; a closure would still serve the original.
             host.get_submodule(site.path).register_forward_hook(slot.inject)
@@ -144,13 +105,24 @@ class GraftedModel(nn.Module):
         """What is legal now."""
         return action_masks(self.table, self.catalogue, self.budget)
 
-    def germinate(self, slot: str, blueprint: str | int, blend: str = "linear") -> Transitions:
+    def germinate(self, slot: str, blueprint: str | int, blend: str | Blend = Blend.LINEAR) -> Transitions:
         """Plant a seed of `blueprint` (name or id) in the slot; its alpha will rise along `blend`."""
         index = self.slot_index(slot)
         chosen = find_blueprint(self.sites[index].shape.family, blueprint)
-        if blend.upper() not in Blend.__members__:
+        name = blend.name if isinstance(blend, Blend) else str(blend).upper()
+        if name not in Blend.__members__:
             raise unknown_name("blend", blend, (member.name.lower() for member in Blend))
-        return self.act(torch.tensor([[index, chosen.id - 1, Blend[blend.upper()], Op.GERMINATE]]))
+        self._check_affordable(index, chosen)
+        return self.act(torch.tensor([[index, chosen.id - 1, Blend[name], Op.GERMINATE]]))
+
+    def _check_affordable(self, index: int, chosen: Blueprint) -> None:
+        """Say in names what `act` would only say in numbers."""
+        if not self.catalogue.fits[index, chosen.id - 1]:
+            raise IllegalActionError(f"{chosen.name!r} does not fit behind {self.sites[index].path!r}")
+        price = int(self.catalogue.params[index, chosen.id - 1])
+        left = int(self.budget - self.table.added_params)
+        if price > left:
+            raise IllegalActionError(f"{chosen.name!r} adds {price:,} parameters; {left:,} of the budget are left")
 
     def fossilize(self, slot: str) -> Transitions:
         """Keep the seed in the slot for good."""
@@ -162,14 +134,14 @@ class GraftedModel(nn.Module):
 
     def act(self, actions: Tensor) -> Transitions:
         """Apply `actions [1, 4]`; an illegal one raises and changes nothing."""
-        self.table, transitions = lifecycle.act(self.table, actions, self.masks, self.catalogue, self.score)
-        self.follow_table()
+        table, transitions = lifecycle.act(self.table, actions, self.catalogue, self.budget, self.score)
+        self.follow(table)
         return transitions
 
     def begin_epoch(self) -> Transitions:
         """To be called before an epoch of training: germinated seeds begin to learn."""
-        self.table, transitions = lifecycle.begin_epoch(self.table)
-        self.follow_table()
+        table, transitions = lifecycle.begin_epoch(self.table)
+        self.follow(table)
         return transitions
 
     def end_epoch(
@@ -177,28 +149,42 @@ class GraftedModel(nn.Module):
         *,
         score: float,
         loss: float,
-        contributions: dict[str, float],
-        seed_gradients: dict[str, float] | None = None,
+        contributions: Tensor | Mapping[str, float],
+        seed_gradients: Tensor | Mapping[str, float] | None = None,
     ) -> Transitions:
         """To be called after an epoch, with what it showed; moves seeds on.
 
         `contributions` holds, for each blended seed, the score with it minus the score without it (see
-        `override_alpha`). Seed gradients are read from `.grad` where they are not given.
+        `override_alpha`). Seed gradients are read from `.grad` where they are not given. Both may be
+        mappings from slot to value or tensors `[S]`.
         """
-        gradients = self.seed_gradient_norms() if seed_gradients is None else self._per_slot(seed_gradients, 0.0)
-        self.score = torch.tensor([score])
         evidence = EpochEvidence(
-            self.score, torch.tensor([loss]).isfinite(), gradients, self._per_slot(contributions, NOT_MEASURED)
+            torch.tensor([score]),
+            torch.tensor([loss]).isfinite(),
+            self.seed_gradient_norms() if seed_gradients is None else self._per_slot(seed_gradients, 0.0),
+            self._per_slot(contributions, NOT_MEASURED),
         )
-        self.table, transitions = lifecycle.end_epoch(self.table, evidence)
-        self.follow_table()
+        table, transitions = lifecycle.end_epoch(self.table, evidence)
+        self.follow(table)
+        self.score = evidence.score
         return transitions
 
-    def _per_slot(self, values: dict[str, float], missing: float) -> Tensor:
+    def _per_slot(self, values: Tensor | Mapping[str, float], missing: float) -> Tensor:
+        if isinstance(values, Tensor):
+            return values.view(1, len(self.sites))
         row = torch.full((1, len(self.sites)), missing)
         for name, value in values.items():
             row[0, self.slot_index(name)] = value
         return row
+
+    def drop_unfinished(self) -> None:
+        """End of the story: every seed that was not kept for good goes."""
+        table = self.table.clone()
+        unfinished = table.occupied & (table.stage != Stage.FOSSILIZED)
+        table.clear(unfinished)
+        table.stage[unfinished] = Stage.DORMANT.value
+        table.epochs_in_stage[unfinished] = 0
+        self.follow(table)
 
     def seed_gradient_norms(self) -> Tensor:
         """`[1, S]`: the norm of each seed's present gradients, 0 for an empty slot."""
@@ -206,7 +192,7 @@ class GraftedModel(nn.Module):
         for index, (site, slot) in enumerate(zip(self.sites, self._slots, strict=True)):
             gradients = [parameter.grad for parameter in slot.parameters() if parameter.grad is not None]
             if gradients:
-                norms[0, index] = torch.nn.utils.get_total_norm(gradients)
+                norms[0, index] = get_total_norm(gradients)
             elif self.table.stage[0, index] == Stage.TRAINING:
                 raise InputError(
                     f"the seed behind {site.path!r} has no gradients to judge it by; "
@@ -214,20 +200,26 @@ class GraftedModel(nn.Module):
                 )
         return norms
 
-    def follow_table(self) -> None:
-        """Make modules, alphas, isolation and optimiser groups what the table says."""
-        rows = zip(self.table.blueprint[0].tolist(), self.table.stage[0].tolist(), self.table.alpha[0], strict=True)
-        for index, (blueprint_id, stage, alpha) in enumerate(rows):
-            slot = self._slots[index]
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Clip the gradients of the host, and of each seed apart, to `max_norm`; returns the norms before, `[1 + S]`.
+
+        One norm over all parameters would let a seed shrink its host's gradients, and isolation would end.
+        """
+        parts = [list(part.parameters()) for part in (self.host, *self.slots)]
+        return torch.stack([clip_grad_norm_(part, max_norm) if part else torch.zeros(()) for part in parts])
+
+    def follow(self, table: SlotTable) -> None:
+        """Make modules, alphas, isolation and optimiser groups what `table` says, and keep it as the table."""
+        for index, blueprint_id in enumerate(table.blueprint[0].tolist()):
+            slot, stage = self._slots[index], table.stage[0, index]
             if slot.blueprint_id != blueprint_id:
                 self._replace_seed(index, blueprint_id)
-            if not blueprint_id:
-                continue
-            if stage in (Stage.GERMINATED, Stage.TRAINING):
+            if blueprint_id and stage in (Stage.GERMINATED, Stage.TRAINING):
                 slot.mode = SlotMode.ISOLATED if self.isolation == "straight-through" else SlotMode.OFF
-            else:
+            elif blueprint_id:
                 slot.mode = SlotMode.BLENDED
-            slot.alpha.copy_(alpha)
+            slot.alpha.copy_(table.alpha[0, index])
+        self.table = table
 
     def _replace_seed(self, index: int, blueprint_id: int) -> None:
         slot, site = self._slots[index], self.sites[index]
@@ -238,41 +230,53 @@ class GraftedModel(nn.Module):
         if not blueprint_id:
             return
         neighbour = self.host.get_submodule(site.path)
-        like = next(neighbour.parameters(), next(self.host.parameters(), slot.alpha))
-        with self._own_randomness():
+        # Also when called under inference mode, which would make parameters that can never be trained.
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
             seed = find_blueprint(site.shape.family, blueprint_id).build(site.shape)
-        slot.plant(seed.to(like.device, like.dtype), blueprint_id)
+            seed.to(*self._place(site, neighbour)).train(neighbour.training)
         if self.optimizer is not None:
             add_seed_group(self.optimizer, site.slot_id, seed, neighbour)
+        slot.plant(seed, blueprint_id)
 
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Initialise from this model's generator, so that neighbours and telemetry cannot change a seed."""
-        if self.generator is None:
-            yield
-            return
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
-            yield
+    def _place(self, site: Site, neighbour: nn.Module) -> tuple[torch.device, torch.dtype]:
+        """Device and dtype of a seed: those of the submodule it sits behind, as far as that has weights."""
+        device = next((p.device for module in (neighbour, self.host) for p in module.parameters()), torch.device("cpu"))
+        now = _floating_dtype(self.host)
+        moved = now if now != self._grafted_dtype else None
+        return device, _floating_dtype(neighbour) or moved or site.dtype
 
     @contextmanager
     def override_alpha(self, slot: str, alpha: Tensor | float) -> Iterator[None]:
         """Force the alpha of one slot's seed for an evaluation: 0 is the network without it."""
-        with self._slots[self.slot_index(slot)].override_alpha(alpha):
+        with self.override_alphas({self.slot_index(slot): alpha}):
+            yield
+
+    @contextmanager
+    def override_alphas(self, alphas: Mapping[int, Tensor | float]) -> Iterator[None]:
+        """Force the alphas of several slots, given by table position, at once."""
+        with ExitStack() as stack:
+            for index, alpha in alphas.items():
+                stack.enter_context(self._slots[index].override_alpha(alpha))
             yield
 
     def shadow(self, slot: str, *args: Any, **kwargs: Any) -> Any:
         """The output with this slot's seed at alpha 1 and everything but that seed detached.
 
         A loss on it teaches an isolated seed what it would do in place, and its gradient reaches nothing
-        else. Buffers (running statistics) are copies: the host does not notice this pass.
+        else. Buffers are copies and random state (dropout) is put back: the host does not notice this pass.
         """
         index = self.slot_index(slot)
         own = f"slots.{index}.seed."
         state = {name: p if name.startswith(own) else p.detach() for name, p in self.named_parameters()}
         state.update((name, buffer.clone()) for name, buffer in self.named_buffers())
-        with self._slots[index].override_alpha(1.0):
+        devices = {tensor.device for tensor in state.values() if tensor.device.type == "cuda"}
+        with torch.random.fork_rng(devices), self._slots[index].override_alpha(1.0):
             return functional_call(self, state, args, kwargs)
+
+
+def _floating_dtype(module: nn.Module) -> torch.dtype | None:
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 
 def graft(
@@ -290,15 +294,24 @@ def graft(
     | argument | meaning |
     |---|---|
     | at | submodule names, or a mapping from name to family where the family cannot be told |
-    | example | one batch: a tensor, a sequence of positional or a mapping of keyword arguments |
+    | example | one batch: a tensor, a sequence of positional or a mapping of keyword arguments; batch axis first |
     | optimizer | kept in step: a parameter group per seed, added and removed with it |
     | isolation | how a seed at alpha 0 learns: from the host's own loss ("straight-through"), or from `shadow` passes |
     | budget | the most parameters that all seeds together may add |
-    | generator | where seed initialisations come from; torch's global state if not given |
+    | generator | where seed initialisations come from; one of the model's own, by torch's initial seed, if not given |
     """
+    if isolation not in get_args(Isolation):
+        raise unknown_name("isolation", isolation, get_args(Isolation))
+    if not isinstance(budget, int) or budget < 0:
+        raise InputError(f"budget must be a whole number of parameters, 0 or more; got {budget!r}")
+    if any(
+        isinstance(getattr(hook, "__self__", None), Slot) for m in model.modules() for hook in m._forward_hooks.values()
+    ):
+        raise InputError("this model carries slots already; go on with the model that graft returned")
     if optimizer is not None:
         check_owns(optimizer, model)
-    shapes = probe_sites(model, at, example)
-    slot_ids = SlotConfig.of_size(len(shapes)).slot_ids
-    sites = tuple(Site(path, slot_id, shape) for (path, shape), slot_id in zip(shapes.items(), slot_ids, strict=True))
-    return GraftedModel(model, sites, optimizer=optimizer, isolation=isolation, budget=budget, generator=generator)
+    found = probe_sites(model, at, example)
+    slot_ids = SlotConfig.of_size(len(found)).slot_ids
+    sites = tuple(Site(path, slot_id, *found[path]) for path, slot_id in zip(found, slot_ids, strict=True))
+    own = generator or torch.Generator().manual_seed(torch.initial_seed())
+    return GraftedModel(model, sites, optimizer=optimizer, isolation=isolation, budget=budget, generator=own)

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blending import blend_alpha
-from esper.kasmina.legality import ActionMasks, Catalogue
+from esper.kasmina.legality import Catalogue, action_masks
 from esper.kasmina.table import SlotTable
 from esper.leyline import (
     BLENDING_EPOCHS,
     EMBARGO_EPOCHS,
+    HEAD_NAMES,
     MAX_BLEND_PAUSES,
     TRAINING_EPOCHS,
     TRANSITIONS,
     Blend,
     IllegalActionError,
+    InputError,
     Op,
     Stage,
 )
@@ -72,13 +74,19 @@ def move(table: SlotTable, where: Tensor, new: Stage) -> None:
 
 
 def act(
-    table: SlotTable, actions: Tensor, masks: ActionMasks, catalogue: Catalogue, score: Tensor
+    table: SlotTable, actions: Tensor, catalogue: Catalogue, budget: Tensor, score: Tensor
 ) -> tuple[SlotTable, Transitions]:
     """Apply one action per host, `actions [N, 4]` in `HEAD_NAMES` order; any illegal one raises and changes nothing.
 
-    `masks` are those of this very table; `score [N]` is the latest validation score, kept with new seeds.
+    `budget [N]` is the most parameters that a host's seeds may add together; `score [N]`, the latest
+    validation score, is kept with new seeds.
     """
-    allowed = masks.allow(actions)
+    if actions.shape != (table.shape[0], len(HEAD_NAMES)) or actions.dtype != torch.int64:
+        raise InputError(
+            f"actions must be int64 of shape {[table.shape[0], len(HEAD_NAMES)]}; "
+            f"got {actions.dtype} of shape {list(actions.shape)}"
+        )
+    allowed = action_masks(table, catalogue, budget).allow(actions)
     if not allowed.all():
         raise IllegalActionError(_explain(table, actions, int((~allowed).nonzero()[0])))
     new = table.clone()

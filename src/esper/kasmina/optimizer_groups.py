@@ -1,9 +1,10 @@
 """Care of the optimiser while a network grows: one parameter group per seed, made and removed with it."""
 
+import copy
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Muon, Optimizer
 
 from esper.leyline import InputError
 
@@ -12,7 +13,9 @@ SLOT_KEY = "esper_slot"
 
 
 def check_owns(optimizer: Optimizer, host: nn.Module) -> None:
-    """Refuse an optimiser that trains no parameter of `host`: growth would go on beside it, unseen."""
+    """Refuse an optimiser that cannot follow the growth of `host`, or trains no parameter of it."""
+    if isinstance(optimizer, LBFGS | Muon):
+        raise InputError(f"{type(optimizer).__name__} cannot follow growth: it takes one group, or matrices, only")
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if not any(id(parameter) in owned for parameter in host.parameters()):
         raise InputError("the optimizer holds no parameter of this model; make it from model.parameters()")
@@ -25,7 +28,7 @@ def add_seed_group(optimizer: Optimizer, slot_id: str, seed: nn.Module, neighbou
     seed sits behind, or of the first group where that submodule has no trained parameter.
     """
     reference = _group_of(optimizer, neighbour)
-    settings = {key: value for key, value in reference.items() if key not in ("params", "param_names")}
+    settings = {key: copy.copy(value) for key, value in reference.items() if key not in ("params", "param_names")}
     named = [(f"{slot_id}.{name}", parameter) for name, parameter in seed.named_parameters()]
     params = named if "param_names" in reference else [parameter for _, parameter in named]
     optimizer.add_param_group({**settings, "params": params, SLOT_KEY: slot_id})
@@ -37,7 +40,7 @@ def remove_seed_group(optimizer: Optimizer, slot_id: str) -> None:
         if group.get(SLOT_KEY) == slot_id:
             for parameter in group["params"]:
                 optimizer.state.pop(parameter, None)
-    # In place: learning-rate schedulers and others hold on to this very list.
+    # In place: others may hold on to this very list.
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group.get(SLOT_KEY) != slot_id]
 
 

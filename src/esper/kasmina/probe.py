@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from esper.kasmina.sites import Family, SiteShape, infer_family, site_shape
 from esper.leyline import InputError, unknown_name
@@ -16,27 +18,18 @@ Where = Sequence[str] | Mapping[str, str]
 """Submodule names, or names with the family that each one's output belongs to."""
 
 
-def call_with(model: nn.Module, example: Example) -> Any:
-    """`model` applied to `example`."""
-    if isinstance(example, Tensor):
-        return model(example)
-    return model(**example) if isinstance(example, Mapping) else model(*example)
-
-
-def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, SiteShape]:
-    """The site behind each submodule named in `at`; one clear error where there can be none."""
-    families = dict(at) if isinstance(at, Mapping) else dict.fromkeys(at)
-    names = [at] if isinstance(at, str) else list(at)
-    if isinstance(at, str) or not names or len(families) != len(names):
-        raise InputError(f"`at` must list one or more different submodule names; got {at!r}")
+def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, tuple[SiteShape, torch.dtype]]:
+    """Shape and dtype behind each submodule named in `at`; one clear error where there can be no slot."""
+    names = _names(at)
+    families = at if isinstance(at, Mapping) else dict.fromkeys(names)
     modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
     outputs = _outputs(model, modules, example)
-    batch = _batch_size(example)
+    batch = _batch_size(model, example)
 
-    def read(name: str, family: str | None = None) -> SiteShape:
+    def read(name: str, family: str | None = None) -> tuple[SiteShape, torch.dtype]:
         return _read_site(modules[name], outputs[name], family, batch)
 
-    sites: dict[str, SiteShape] = {}
+    sites: dict[str, tuple[SiteShape, torch.dtype]] = {}
     for name in names:
         if name not in modules:
             raise unknown_name("submodule", name, _usable(modules, read))
@@ -50,8 +43,30 @@ def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, Site
     return sites
 
 
+def _names(at: Where) -> list[str]:
+    names = list(at) if isinstance(at, Sequence | Mapping) and not isinstance(at, str) else []
+    if not names or any(not isinstance(name, str) for name in names) or len(set(names)) != len(names):
+        raise InputError("`at` must list one or more different submodule names, as in at=['layer1', 'layer2']")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """What is kept of a tensor: nothing that holds on to its memory."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nested: bool
+
+
+def _brief(output: Any) -> Any:
+    if not isinstance(output, Tensor):
+        return output
+    return _Output(() if output.is_nested else tuple(output.shape), output.dtype, output.is_nested)
+
+
 def _outputs(model: nn.Module, modules: Mapping[str, nn.Module], example: Example) -> dict[str, list[Any]]:
-    """What each submodule returned, call by call. Modes, statistics and random state stay as they were."""
+    """What each submodule returned, call by call. Modes, buffers and random state stay as they were."""
     outputs: dict[str, list[Any]] = {name: [] for name in modules}
     training = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
@@ -62,33 +77,43 @@ def _outputs(model: nn.Module, modules: Mapping[str, nn.Module], example: Exampl
         stack.enter_context(torch.no_grad())
         model.eval()
         try:
-            call_with(model, example)
+            _call_on_copies(model, example)
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise InputError(f"the model could not run on the example: {lines[0]}") from error
         finally:
             for module, mode in training.items():
                 module.training = mode
     return outputs
 
 
-def _brief(output: Any) -> Any:
-    """The shape and dtype of a tensor, without holding on to its memory."""
-    return output.to("meta") if isinstance(output, Tensor) else output
+def _call_on_copies(model: nn.Module, example: Example) -> None:
+    """Run `model` on `example` with copies of its buffers, so that whatever it counts is not counted."""
+    args: Sequence[Any] = [example] if isinstance(example, Tensor) else []
+    kwargs: dict[str, Any] = {}
+    if isinstance(example, Mapping):
+        kwargs = dict(example)
+    elif not isinstance(example, Tensor):
+        args = example
+    functional_call(model, {name: buffer.clone() for name, buffer in model.named_buffers()}, tuple(args), kwargs)
 
 
-def _read_site(module: nn.Module, calls: list[Any], family: str | None, batch: int) -> SiteShape:
+def _read_site(module: nn.Module, calls: list[Any], family: str | None, batch: int) -> tuple[SiteShape, torch.dtype]:
     if not calls:
         raise InputError("the model did not call it on the example")
     for output in calls:
-        if not isinstance(output, Tensor):
+        if not isinstance(output, _Output):
             raise InputError(f"its output is a {type(output).__name__}, not one tensor")
-        if not output.is_floating_point():
-            raise InputError(f"its output is a tensor of {output.dtype}, not of floating-point numbers")
+        if output.nested or not output.dtype.is_floating_point:
+            kind = "a nested tensor" if output.nested else f"a tensor of {output.dtype}"
+            raise InputError(f"its output is {kind}, not a plain tensor of floating-point numbers")
     if family is not None and family not in list(Family):
         raise unknown_name("family", family, list(Family))
-    shapes = {tuple(output.shape) for output in calls}
-    if len(shapes) > 1:
-        raise InputError(f"it is called several times with different shapes: {sorted(shapes)}")
-    shape = shapes.pop()
-    return site_shape(Family(family) if family else infer_family(module, shape), shape, batch)
+    if len(set(calls)) > 1:
+        raise InputError(f"it is called several times with different shapes: {[list(c.shape) for c in calls]}")
+    shape = calls[0].shape
+    found = site_shape(Family(family) if family else infer_family(module, shape), shape, batch)
+    return found, calls[0].dtype
 
 
 def _usable(modules: Mapping[str, nn.Module], read: Any) -> list[str]:
@@ -102,7 +127,12 @@ def _usable(modules: Mapping[str, nn.Module], read: Any) -> list[str]:
     return usable
 
 
-def _batch_size(example: Example) -> int:
-    """The first axis of the first tensor in the example; 0, which matches nothing, where there is none."""
+def _batch_size(model: nn.Module, example: Example) -> int:
+    """The first axis of the first tensor in the example, which is the batch by convention.
+
+    0, which matches nothing, where there is none, or where a layer of the model takes time first.
+    """
+    if any(isinstance(m, nn.MultiheadAttention | nn.RNNBase) and not m.batch_first for m in model.modules()):
+        return 0
     values = [example] if isinstance(example, Tensor) else example.values() if isinstance(example, Mapping) else example
     return next((value.shape[0] for value in values if isinstance(value, Tensor) and value.ndim), 0)

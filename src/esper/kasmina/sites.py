@@ -20,6 +20,7 @@ class Family(StrEnum):
     """`[..., D]`, width D: the outputs of linear layers, MLPs and transformers."""
 
 
+_CHANNEL_FAMILIES = {3: Family.CONV1D, 4: Family.CONV2D}
 _EXTENT_SIZES = {Family.CONV2D: (2,), Family.CONV1D: (1,), Family.FEATURES: (0, 1)}
 
 
@@ -71,22 +72,25 @@ def _features(layer: nn.Module) -> int | None:
 def infer_family(module: nn.Module, shape: tuple[int, ...]) -> Family:
     """The family of `module`'s output of shape `shape`.
 
-    `[N, C, L]` and `[N, T, D]` look alike, so the last layer inside the module that fixes a width of this
-    output decides; only where there is none does the rank alone.
+    `[N, C, L]` and `[N, T, D]` look alike, so the layers inside the module that fix the size of one of its
+    axes decide. Where they contradict each other, or where there are none and the rank alone does not
+    tell, the answer is an error: a wrong guess would grow along the wrong axis.
     """
     if len(shape) < 2:
         raise InputError(f"its output of shape {list(shape)} has no width beside the batch")
-    for layer in reversed(list(module.modules())):
-        if _features(layer) == shape[-1]:
-            return Family.FEATURES
-        if _channels(layer) == shape[1] and len(shape) in (3, 4):
-            return Family.CONV1D if len(shape) == 3 else Family.CONV2D
-    if len(shape) == 3:
-        raise InputError(
-            f"nothing in it tells whether its output of shape {list(shape)} is [N, C, L] or [N, T, D]; "
-            "say which with at={'name': 'conv1d'} or at={'name': 'features'}"
-        )
-    return Family.CONV2D if len(shape) == 4 else Family.FEATURES
+    readings = {Family.FEATURES for layer in module.modules() if _features(layer) == shape[-1]}
+    if any(_channels(layer) == shape[1] for layer in module.modules()):
+        readings.add(_CHANNEL_FAMILIES.get(len(shape), Family.FEATURES))
+    if len(readings) == 1 and len(shape) <= 4:
+        return readings.pop()
+    if not readings and len(shape) in (2, 4):
+        return Family.FEATURES if len(shape) == 2 else Family.CONV2D
+    if readings == {Family.FEATURES} and not any(_channels(layer) for layer in module.modules()):
+        return Family.FEATURES
+    raise InputError(
+        f"it does not tell which axis of its output of shape {list(shape)} is the width; say so with "
+        "at={'name': 'features'} for the last, at={'name': 'conv1d'} or 'conv2d' for the second"
+    )
 
 
 def site_shape(family: Family, shape: tuple[int, ...], batch: int) -> SiteShape:

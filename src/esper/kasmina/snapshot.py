@@ -1,5 +1,6 @@
 """Snapshots of a growing network: take one, and return to it bit for bit, whatever grew or went in between."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.optimizer_groups import SLOT_KEY
 from esper.kasmina.table import SlotTable
+from esper.leyline import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +47,38 @@ def restore_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
     """Return `model` to `snapshot`, bit-exactly.
 
     Tensors that still exist are written in place, so references to them stay good; seeds culled since are
-    planted anew, seeds germinated since are removed. Gradients are dropped. No random number is drawn.
+    planted anew, seeds germinated since are removed. Gradients are dropped. No random number is drawn. A
+    snapshot of another model, or of an optimiser with other groups, is refused before anything changes.
     """
-    model.table = snapshot.table.clone()
+    _check_fits(model, snapshot)
+    generator_state = model.generator.get_state()
+    model.follow(snapshot.table.clone())
+    model.generator.set_state(generator_state)
     model.score = snapshot.score.clone()
-    generator_state = model.generator.get_state() if model.generator is not None else None
-    with torch.random.fork_rng(devices=[]):
-        model.follow_table()
-    if model.generator is not None and generator_state is not None:
-        model.generator.set_state(generator_state)
     with torch.no_grad():
         for name, tensor in _tensors(model).items():
-            tensor.copy_(snapshot.tensors[name])
+            saved = snapshot.tensors[name]
+            if tensor.shape == saved.shape:
+                tensor.copy_(saved)
+            else:  # a buffer that has grown since, such as a cache
+                owner, _, attribute = name.rpartition(".")
+                setattr(model.get_submodule(owner), attribute, saved.to(tensor.device, copy=True))
             tensor.grad = None
     if model.optimizer is not None:
         _restore_groups(model.optimizer, snapshot.groups)
+
+
+def _check_fits(model: GraftedModel, snapshot: Snapshot) -> None:
+    saved = {name: tensor.shape for name, tensor in snapshot.tensors.items() if name.startswith("host.")}
+    parameters = {f"host.{name}": p.shape for name, p in model.host.named_parameters()}
+    present = parameters | {f"host.{name}": saved.get(f"host.{name}") for name, _ in model.host.named_buffers()}
+    if saved != present:
+        different = sorted(name for name in saved.keys() | present if saved.get(name) != present.get(name))
+        raise InputError(f"the snapshot is not of this host: {', '.join(different[:3])} differ")
+    if model.optimizer is not None:
+        groups = [len(group["params"]) for group in model.optimizer.param_groups if SLOT_KEY not in group]
+        if groups != [len(group.states) for group in snapshot.groups if group.slot_id is None]:
+            raise InputError("the optimizer's own parameter groups have changed since the snapshot was taken")
 
 
 def _tensors(model: GraftedModel) -> dict[str, Tensor]:
@@ -74,7 +93,7 @@ def _copy_groups(optimizer: Optimizer) -> list[_GroupSnapshot]:
     return [
         _GroupSnapshot(
             group.get(SLOT_KEY),
-            {key: value for key, value in group.items() if key != "params"},
+            copy.deepcopy({key: value for key, value in group.items() if key != "params"}),
             [_copy_state(optimizer.state.get(parameter, {})) for parameter in group["params"]],
         )
         for group in optimizer.param_groups
@@ -82,7 +101,7 @@ def _copy_groups(optimizer: Optimizer) -> list[_GroupSnapshot]:
 
 
 def _copy_state(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+    return {key: _copy(value) if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in state.items()}
 
 
 def _restore_groups(optimizer: Optimizer, snapshots: list[_GroupSnapshot]) -> None:
@@ -91,17 +110,18 @@ def _restore_groups(optimizer: Optimizer, snapshots: list[_GroupSnapshot]) -> No
     restored = []
     for snapshot in snapshots:
         group = next(host_groups) if snapshot.slot_id is None else seed_groups[snapshot.slot_id]
-        group.update(snapshot.settings)
+        group.update(copy.deepcopy(snapshot.settings))
         for parameter, state in zip(group["params"], snapshot.states, strict=True):
-            optimizer.state[parameter] = {key: _place(value, parameter) for key, value in state.items()}
-            if not state:
-                del optimizer.state[parameter]
+            old = optimizer.state.pop(parameter, {})
+            if state:
+                optimizer.state[parameter] = {k: _place(v, old.get(k), parameter) for k, v in state.items()}
         restored.append(group)
     optimizer.param_groups[:] = restored
 
 
-def _place(value: Any, parameter: Tensor) -> Any:
-    """A fresh copy of a state entry: moments beside their parameter, step counts (no axes) on the CPU."""
+def _place(value: Any, old: Any, parameter: Tensor) -> Any:
+    """A fresh copy of a state entry, where the present one is; else beside its parameter, counts on the CPU."""
     if not isinstance(value, Tensor):
-        return value
-    return value.to(parameter.device if value.ndim else "cpu", copy=True)
+        return copy.deepcopy(value)
+    beside = parameter.device if value.shape == parameter.shape else torch.device("cpu")
+    return value.to(old.device if isinstance(old, Tensor) else beside, copy=True)

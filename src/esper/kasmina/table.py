@@ -37,11 +37,11 @@ class SlotTable:
     proven: Tensor
     """Whether the seed has been measured at alpha 1."""
     contribution: Tensor
-    """Latest validation score with the seed minus without it."""
+    """Validation score with the seed minus without it, in the last epoch."""
     score_at_germination: Tensor
     """Validation score of the host when the seed was germinated."""
     improvement: Tensor
-    """Latest validation score minus that at germination: seed and host together."""
+    """Validation score in the last epoch minus that at germination: seed and host together."""
     params: Tensor
     """Parameters that the seed adds."""
 

@@ -34,6 +34,7 @@ from esper.leyline.errors import (
     InvalidStateMachineError,
     unknown_name,
 )
+from esper.leyline.objective import DEFAULT_PRICE, objective, rent
 from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryEvent, TrainingSignals
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_id import SlotId, sort_slot_ids
@@ -70,6 +71,7 @@ __all__ = [
     "DEFAULT_MAX_GRAD_NORM",
     "DEFAULT_NUM_ENVS",
     "DEFAULT_NUM_SLOTS",
+    "DEFAULT_PRICE",
     "DEFAULT_TARGET_KL",
     "DEFAULT_VALUE_CLIP",
     "DEFAULT_VALUE_COEF",
@@ -113,6 +115,8 @@ __all__ = [
     "Stage",
     "TelemetryEvent",
     "TrainingSignals",
+    "objective",
+    "rent",
     "sort_slot_ids",
     "unknown_name",
 ]

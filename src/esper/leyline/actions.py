@@ -6,6 +6,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final, Self
 
+from esper.leyline.checks import check_field_types
 from esper.leyline.constants import HEAD_NAMES, NUM_BLUEPRINTS
 from esper.leyline.errors import InputError
 from esper.leyline.stages import Stage
@@ -48,6 +49,7 @@ class Action:
     blend: Blend = Blend.LINEAR
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.slot < 0:
             raise InputError(f"action slot {self.slot} is negative")
         if not 0 <= self.blueprint < NUM_BLUEPRINTS:
@@ -63,6 +65,6 @@ class Action:
         if set(values) != set(HEAD_NAMES):
             raise InputError(f"an action needs exactly the keys {', '.join(HEAD_NAMES)}; got {', '.join(values)}")
         try:
-            return cls(Op(values["op"]), int(values["slot"]), int(values["blueprint"]), Blend(values["blend"]))
+            return cls(Op(values["op"]), values["slot"], values["blueprint"], Blend(values["blend"]))
         except ValueError as error:
             raise InputError(f"not an action: {dict(values)} ({error})") from None

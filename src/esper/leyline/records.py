@@ -6,33 +6,12 @@ three packages later.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
 
+from esper.leyline.checks import check_field_types
 from esper.leyline.constants import NO_BLUEPRINT
-from esper.leyline.errors import InputError
 from esper.leyline.stages import Stage
-
-
-def _has_type(value: object, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if origin is UnionType:
-        return any(_has_type(value, option) for option in get_args(hint))
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_has_type(item, get_args(hint)[0]) for item in value)
-    if hint in (int, float):  # a bool is an int to Python, but never meant as a number here
-        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
-    return isinstance(value, origin or hint)
-
-
-def _check_field_types(record: Any) -> None:
-    hints = get_type_hints(type(record))
-    for spec in fields(record):
-        value = getattr(record, spec.name)
-        if not _has_type(value, hints[spec.name]):
-            raise InputError(f"{type(record).__name__}.{spec.name} must be {spec.type}; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +44,7 @@ class TrainingSignals:
     host_learning_phase: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_field_types(self)
+        check_field_types(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +63,7 @@ class SeedTelemetry:
     episode_progress: float
 
     def __post_init__(self) -> None:
-        _check_field_types(self)
+        check_field_types(self)
 
 
 class EventType(StrEnum):
@@ -121,4 +100,4 @@ class TelemetryEvent:
     """Seconds since the Unix epoch. Nothing that decides may read it: it differs between equal runs."""
 
     def __post_init__(self) -> None:
-        _check_field_types(self)
+        check_field_types(self)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
+from esper.leyline.checks import check_field_types
 from esper.leyline.constants import DEFAULT_NUM_SLOTS
 from esper.leyline.errors import InputError, unknown_name
 from esper.leyline.slot_id import SlotId, sort_slot_ids
@@ -17,6 +18,7 @@ class SlotConfig:
     slot_ids: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if not self.slot_ids:
             raise InputError("a slot config needs at least one slot id")
         if len(set(self.slot_ids)) != len(self.slot_ids):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
+from esper.leyline.checks import check_field_types
 from esper.leyline.errors import InputError
 
 _PATTERN = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
@@ -18,6 +19,7 @@ class SlotId:
     col: int
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.row < 0 or self.col < 0:
             raise InputError(f"slot id row {self.row}, column {self.col}: both must be 0 or more")
 

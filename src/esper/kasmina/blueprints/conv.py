@@ -7,7 +7,7 @@ gradient.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.parts import bottleneck, group_norm, output_scale, scaled
+from esper.kasmina.blueprints.parts import bottleneck, can_normalise, group_norm, output_scale, scaled
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.sites import Family, SiteShape
 
@@ -20,8 +20,8 @@ def _conv(site: SiteShape, inputs: int, outputs: int, kernel: int, *, groups: in
     return kind(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=bias)
 
 
-@blueprint(Family.CONV1D, 1, "norm", "re-scales and re-centres channels after normalisation")
-@blueprint(Family.CONV2D, 1, "norm", "re-scales and re-centres channels after normalisation")
+@blueprint(Family.CONV1D, 1, "norm", "normalises channels anew", fits=can_normalise)
+@blueprint(Family.CONV2D, 1, "norm", "normalises channels anew", fits=can_normalise)
 class Norm(nn.Module):
     """A normalisation whose own weight is the output scale."""
 
@@ -32,11 +32,13 @@ class Norm(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """The residual for `h`."""
-        result: Tensor = self.norm(h)
+        # An isolated seed sees a detached input, and torch's backward of GroupNorm crashes the process on
+        # a channels-last tensor that needs no gradient.
+        result: Tensor = self.norm(h if h.requires_grad else h.contiguous())
         return result
 
 
-@blueprint(Family.CONV2D, 2, "channel_attention", "weighs channels by what the whole map shows")
+@blueprint(Family.CONV2D, 2, "channel_attention", "weighs channels by the whole map")
 class ChannelAttention(nn.Module):
     """Squeeze to one number per channel, excite through a bottleneck."""
 
@@ -53,8 +55,8 @@ class ChannelAttention(nn.Module):
         return scaled(h * weight[:, :, None, None], self.scale)
 
 
-@blueprint(Family.CONV1D, 2, "depthwise", "one filter per channel, then a channel mix")
-@blueprint(Family.CONV2D, 3, "depthwise", "one filter per channel, then a channel mix")
+@blueprint(Family.CONV1D, 2, "depthwise", "one filter per channel, then a channel mix", fits=can_normalise)
+@blueprint(Family.CONV2D, 3, "depthwise", "one filter per channel, then a channel mix", fits=can_normalise)
 class Depthwise(nn.Module):
     """A separable convolution."""
 
@@ -91,8 +93,8 @@ class LightConv(nn.Module):
         return scaled(self.up(F.silu(self.conv(hidden))), self.scale)
 
 
-@blueprint(Family.CONV1D, 4, "heavy", "two full convolutions")
-@blueprint(Family.CONV2D, 5, "heavy", "two full convolutions")
+@blueprint(Family.CONV1D, 4, "heavy", "two full convolutions", fits=can_normalise)
+@blueprint(Family.CONV2D, 5, "heavy", "two full convolutions", fits=can_normalise)
 class HeavyConv(nn.Module):
     """A residual block at full width."""
 
@@ -113,7 +115,7 @@ class HeavyConv(nn.Module):
     Family.CONV1D,
     5,
     "mixing",
-    "every position sees every other: the global kind",
+    "every position sees every other",
     fits=lambda site: 2 <= site.positions <= _MAX_MIXED_POSITIONS,
 )
 class PositionMixing(nn.Module):

@@ -3,14 +3,14 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.parts import MIN_BOTTLENECK, bottleneck, output_scale, scaled
+from esper.kasmina.blueprints.parts import MIN_BOTTLENECK, bottleneck, can_normalise, output_scale, scaled
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.sites import Family, SiteShape
 
 _MAX_HEADS = 4
 
 
-@blueprint(Family.FEATURES, 1, "norm", "re-scales and re-centres features after normalisation")
+@blueprint(Family.FEATURES, 1, "norm", "normalises features anew", fits=can_normalise)
 class FeatureNorm(nn.Module):
     """A layer normalisation whose own weight is the output scale."""
 
@@ -25,7 +25,7 @@ class FeatureNorm(nn.Module):
         return result
 
 
-@blueprint(Family.FEATURES, 2, "low_rank", "a linear map through a narrow bottleneck")
+@blueprint(Family.FEATURES, 2, "low_rank", "a linear map through a bottleneck")
 class LowRank(nn.Module):
     """The cheapest way to mix features."""
 
@@ -41,7 +41,7 @@ class LowRank(nn.Module):
         return scaled(self.up(self.down(h)), self.scale)
 
 
-@blueprint(Family.FEATURES, 3, "gated", "a gated unit of half the width")
+@blueprint(Family.FEATURES, 3, "gated", "a gated unit of half the width", fits=can_normalise)
 class Gated(nn.Module):
     """One half decides how much of the other passes."""
 
@@ -59,7 +59,7 @@ class Gated(nn.Module):
         return scaled(self.out(value * F.silu(gate)), self.scale)
 
 
-@blueprint(Family.FEATURES, 4, "mlp", "two layers of twice the width")
+@blueprint(Family.FEATURES, 4, "mlp", "two layers of twice the width", fits=can_normalise)
 class MLP(nn.Module):
     """A plain residual MLP."""
 
@@ -82,7 +82,11 @@ def _num_heads(width: int) -> int:
 
 
 @blueprint(
-    Family.FEATURES, 5, "attention", "causal self-attention over a sequence", fits=lambda site: site.positions > 1
+    Family.FEATURES,
+    5,
+    "attention",
+    "causal attention over a sequence",
+    fits=lambda site: site.positions > 1 and can_normalise(site),
 )
 class CausalAttention(nn.Module):
     """Self-attention that never looks ahead, so that it is safe inside a language model too.

@@ -29,6 +29,11 @@ def bottleneck(width: int, divisor: int) -> int:
     return max(MIN_BOTTLENECK, width // divisor)
 
 
+def can_normalise(site: SiteShape) -> bool:
+    """Whether a normalisation has more than one value to work on; of a single one it leaves nothing."""
+    return site.width > 1 if site.family is Family.FEATURES else site.width * site.positions > 1
+
+
 def group_norm(width: int) -> nn.GroupNorm:
     """Normalisation over all channels and positions of a sample; keeps no running statistics."""
     return nn.GroupNorm(1, width)

@@ -70,6 +70,8 @@ def blueprint(
     """Register the decorated module class, whose constructor takes a `SiteShape`, as a blueprint.
 
     A family has exactly five places because the observation has; `replace=True` takes over an occupied one.
+    The module returns a residual that starts at 0, and draws no random numbers in its forward pass: an
+    isolated seed may not disturb its host's.
     """
 
     def register(module_class: FactoryT) -> FactoryT:

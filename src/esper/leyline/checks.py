@@ -1,0 +1,27 @@
+"""Checking the field types of records when they are made."""
+
+from dataclasses import fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from esper.leyline.errors import InputError
+
+
+def _has_type(value: object, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is UnionType:
+        return any(_has_type(value, option) for option in get_args(hint))
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_has_type(item, get_args(hint)[0]) for item in value)
+    if hint in (int, float):  # a bool is an int to Python, but never meant as a number here
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
+def check_field_types(record: Any) -> None:
+    """Refuse a dataclass instance with a field whose value is not of its annotated type, and name the field."""
+    hints = get_type_hints(type(record))
+    for spec in fields(record):
+        value = getattr(record, spec.name)
+        if not _has_type(value, hints[spec.name]):
+            raise InputError(f"{type(record).__name__}.{spec.name} must be {spec.type}; got {value!r}")
