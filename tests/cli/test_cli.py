@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
+from tests.worlds import TINY
 
 
 def run(*args: str) -> int:
@@ -62,6 +63,74 @@ def test_doctor_finds_this_machine_ready(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["ready"] is True
     assert {"Python", "torch", "growing", "free disk"} <= {check["what"] for check in report["checks"]}
+
+
+def test_demo_grows_and_leaves_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = (
+        "demo",
+        "--task",
+        "digits",
+        "--epochs",
+        "10",
+        "--out",
+        str(tmp_path / "run"),
+        "--json",
+        str(tmp_path / "n.json"),
+    )
+    assert run(*args) == 0
+    shown = capsys.readouterr().out
+    assert "test accuracy" in shown
+    assert str(tmp_path / "run" / "growth.png") in shown
+    made = {path.name for path in (tmp_path / "run").iterdir()}
+    assert made == {"growth.png", "summary.json", "grown-by-heuristic.jsonl", "left-alone.jsonl"}
+    first = (tmp_path / "n.json").read_text()
+    assert run(*args) == 0
+    assert (tmp_path / "n.json").read_text() == first  # the same seed gives the same run
+    runs = json.loads(first)["runs"]
+    assert runs["left alone"]["added_params"] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("demo", "--task", "mnist"), "unknown task 'mnist'; choose one of: digits, mnist1d"),
+        (("demo", "--controller", "oracle"), "choose one of: never, random, schedule, heuristic"),
+        (("demo", "--epochs", "0"), "episode length must be 1 or more"),
+        (("demo", "--seed", "-1"), "--seed must be 0 or more"),
+        (("demo", "--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
+        (("bench", "growth", "--tasks", "mnist"), "unknown task 'mnist'"),
+        (("bench", "growth", "--controllers", "best"), "unknown controller 'best'"),
+        (("bench", "growth", "--seeds", "0"), "--seeds must be 1 or more"),
+        (("bench", "oracle", "--candidates", "0"), "--candidates must be 1 or more"),
+    ],
+)
+def test_bad_words_get_one_line_that_says_what_is_allowed(
+    args: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*args) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_tasks_lists_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("tasks", "--json", str(tmp_path / "out.json")) == 0
+    tasks = {task["name"]: task for task in json.loads((tmp_path / "out.json").read_text())["tasks"]}
+    assert tasks["digits"]["data"] == "bundled"
+    assert "mnist1d" in capsys.readouterr().out
+
+
+def test_bench_growth_and_oracle_write_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = str(tmp_path / "out.json")
+    assert (
+        run("bench", "growth", "--tasks", TINY, "--controllers", "never", "schedule", "--seeds", "2", "--json", out)
+        == 0
+    )
+    never = json.loads(Path(out).read_text())[TINY]["never"]
+    assert set(never) == {"test_accuracy", "objective", "parameters"}
+    assert set(never["objective"]) == {"mean", "low", "high", "per_seed"}
+    assert run("bench", "oracle", "--tasks", TINY, "--candidates", "3", "--report-seeds", "2", "--json", out) == 0
+    assert "schedule" in json.loads(Path(out).read_text())
 
 
 def test_the_installed_command_runs() -> None:

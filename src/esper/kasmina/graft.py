@@ -177,6 +177,18 @@ class GraftedModel(nn.Module):
             row[0, self.slot_index(name)] = value
         return row
 
+    def plant_fossils(self, blueprints: Mapping[str, str]) -> None:
+        """Start with these blueprints (by slot) in place, at alpha 1 and for good: a network that is not grown."""
+        table = self.table.clone()
+        for name, blueprint in blueprints.items():
+            index = self.slot_index(name)
+            chosen = find_blueprint(self.sites[index].shape.family, blueprint)
+            table.stage[0, index] = Stage.FOSSILIZED.value
+            table.alpha[0, index] = 1.0
+            table.blueprint[0, index] = chosen.id
+            table.params[0, index] = self.catalogue.params[index, chosen.id - 1]
+        self.follow(table)
+
     def drop_unfinished(self) -> None:
         """End of the story: every seed that was not kept for good goes."""
         table = self.table.clone()

@@ -1,0 +1,33 @@
+"""Means with intervals, for numbers that come from a few paired seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+_RESAMPLES = 10_000
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds with its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    per_seed: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Resample `values` with a fixed seed, so that the same numbers give the same interval."""
+        data = np.asarray(values, dtype=np.float64)
+        rng = np.random.default_rng(0)
+        means = rng.choice(data, size=(_RESAMPLES, len(data))).mean(axis=1)
+        low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+        return cls(float(data.mean()), float(low), float(high), tuple(float(value) for value in data))
+
+    def show(self, scale: float = 100.0) -> str:
+        """As text, in percent by default."""
+        return f"{scale * self.mean:.1f} ({scale * self.low:.1f} to {scale * self.high:.1f})"

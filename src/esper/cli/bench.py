@@ -1,0 +1,154 @@
+"""`esper bench`: measurements that the documentation quotes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from esper.cli.output import check_writable, write_json
+from esper.leyline import InputError
+
+if TYPE_CHECKING:
+    from esper.api import Progress, Row
+
+_PAIR = ("mnist1d", "mnist1d-shuffled")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Compare ways of growing, and of not growing, on the same seeds and the test split."""
+
+    tasks: tuple[str, ...] = _PAIR
+    """Tasks to run."""
+    controllers: tuple[str, ...] = ("never", "random", "schedule", "heuristic")
+    """Controllers to compare; static networks are made as large as what the last one grew."""
+    seeds: int = 5
+    """How many seeds; every row uses the same ones."""
+    seed: int = 0
+    """The first of the seeds."""
+    json: Path | None = None
+    """Write the numbers to this file too."""
+
+    def run(self) -> bool:
+        """Run, and print a table per task."""
+        from esper.api import compare
+        from esper.tamiyo import make_controller
+        from esper.tolaria import find_task
+
+        check_writable(self.json)
+        _check_positive("--seeds", self.seeds)
+        for name in self.controllers:
+            make_controller(name)
+        tasks = [find_task(name) for name in self.tasks]
+        seeds = range(self.seed, self.seed + self.seeds)
+        report = {}
+        for task in tasks:
+            with _progress() as progress:
+                rows = compare(task, self.controllers, seeds, progress)
+            _print_rows(task.name, rows)
+            report[task.name] = {row.name: _row_numbers(row) for row in rows}
+        write_json(self.json, report)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Search the best constant action sequence on one task, or one sequence for several tasks together."""
+
+    tasks: tuple[str, ...] = ("mnist1d",)
+    """Tasks that the schedule has to serve."""
+    candidates: int = 48
+    """How many random schedules the search begins with."""
+    seed: int = 100
+    """The first seed of the search; the report uses seeds from 0."""
+    report_seeds: int = 5
+    """How many seeds the best schedule is reported on, on the test split."""
+    json: Path | None = None
+    """Write the numbers to this file too."""
+
+    def run(self) -> bool:
+        """Search, and print the best schedules and what the first is worth on fresh seeds."""
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        from esper.api import Row, search_schedules
+        from esper.tamiyo import Schedule, run_episode
+        from esper.tolaria import find_task
+
+        check_writable(self.json)
+        _check_positive("--candidates", self.candidates)
+        _check_positive("--report-seeds", self.report_seeds)
+        if not self.tasks:
+            raise InputError("--tasks needs at least one task")
+        tasks = [find_task(name) for name in self.tasks]
+        with _progress() as progress:
+            found = search_schedules(tasks, self.candidates, self.seed, progress)
+        table = Table("step:slot:blueprint", "validation objective", "episodes", box=box.SIMPLE)
+        for candidate in found[:5]:
+            shown = " ".join(str(planting) for planting in candidate.plantings) or "nothing"
+            table.add_row(shown, f"{100 * candidate.objective:.1f}", str(candidate.episodes))
+        Console().print(table)
+        best = Schedule(found[0].plantings)
+        rows = {}
+        for task in tasks:
+            rows[task.name] = Row("oracle", tuple(run_episode(task, best, seed) for seed in range(self.report_seeds)))
+            _print_rows(task.name, [rows[task.name]])
+        report = {name: _row_numbers(row) for name, row in rows.items()}
+        write_json(self.json, {"schedule": [str(planting) for planting in best.plantings], "test": report})
+        return True
+
+
+def _check_positive(option: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{option} must be 1 or more; got {value}")
+
+
+@contextmanager
+def _progress() -> "Iterator[Progress]":
+    """A progress line with time left on the error stream; the table alone goes to the output."""
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    torch.set_num_threads(1)
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        line = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(line, description=what, completed=done, total=total)
+
+
+def _print_rows(title: str, rows: "list[Row]") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "test accuracy, %", "objective", "parameters", "gain over the first", title=title, box=box.SIMPLE)
+    for row in rows:
+        gain = row.gain_over(rows[0])
+        table.add_row(
+            row.name,
+            row.test_score.show(),
+            row.test_objective.show(),
+            f"{row.parameters.mean:,.0f}",
+            "" if row is rows[0] else gain.show(),
+        )
+    Console().print(table)
+
+
+def _row_numbers(row: "Row") -> dict[str, object]:
+    estimates = {"test_accuracy": row.test_score, "objective": row.test_objective, "parameters": row.parameters}
+    return {name: asdict(estimate) for name, estimate in estimates.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Measure what the documentation quotes."""
+
+    what: Annotated[Growth, tyro.conf.subcommand("growth")] | Annotated[Oracle, tyro.conf.subcommand("oracle")]
+
+    def run(self) -> bool:
+        """Run the chosen measurement."""
+        return self.what.run()

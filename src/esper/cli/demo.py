@@ -1,0 +1,117 @@
+"""`esper demo`: one host grows beside the same host left alone."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esper.cli.output import check_writable, write_json
+from esper.leyline import InputError
+
+if TYPE_CHECKING:
+    from esper.leyline import TelemetryEvent
+    from esper.tamiyo import Controller
+    from esper.tolaria import EpisodeResult, EpisodeSettings, Task
+
+_ALONE = "left alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """Grow one host beside the same host left alone: a live view, a table and a picture."""
+
+    task: str = "mnist1d"
+    """What to train on; see `esper tasks`."""
+    controller: str = "heuristic"
+    """Who decides: heuristic, schedule, random or never."""
+    seed: int = 0
+    """Both hosts start from this seed and see the same minibatches."""
+    epochs: int | None = None
+    """Steps of the episode, if other than the task's own number."""
+    out: Path = Path("runs/demo")
+    """Folder for the picture, the event logs and the summary; those of an earlier demo are replaced."""
+    json: Path | None = None
+    """Write the numbers to this file too."""
+
+    def run(self) -> bool:
+        """Grow, and show what came of it."""
+        from esper.karn import draw_growth
+        from esper.tamiyo import Never, make_controller
+        from esper.tolaria import EpisodeSettings, find_task
+
+        check_writable(self.json)
+        if self.seed < 0:
+            raise InputError(f"--seed must be 0 or more; got {self.seed}")
+        task, settings = find_task(self.task), EpisodeSettings(length=self.epochs)
+        controllers = {f"grown by {self.controller}": make_controller(self.controller), _ALONE: Never()}
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {self.out}: {error.strerror}; name a folder that can be written") from None
+
+        results, events = self._grow(task, settings, controllers)
+        picture = self.out / "growth.png"
+        draw_growth(events, f"{task.name}, seed {self.seed}", picture)
+        numbers = {name: _numbers(result) for name, result in results.items()}
+        summary = {"task": task.name, "seed": self.seed, "runs": numbers}
+        write_json(self.out / "summary.json", summary)
+        write_json(self.json, summary)
+        _print_table(results)
+        from rich.console import Console
+
+        Console().print(f"Picture: {picture}\nEvent logs: {self.out}/*.jsonl", highlight=False, soft_wrap=True)
+        return True
+
+    def _grow(
+        self, task: "Task", settings: "EpisodeSettings", controllers: "dict[str, Controller]"
+    ) -> "tuple[dict[str, EpisodeResult], dict[str, list[TelemetryEvent]]]":
+        """Step all hosts in turn, shown live and recorded."""
+        import torch
+
+        from esper.karn import GrowthView
+        from esper.nissa import Hub, JsonLinesSink, MemorySink
+        from esper.tolaria import Episode
+
+        torch.set_num_threads(1)
+        memories = {name: MemorySink() for name in controllers}
+        hubs, episodes = {}, {}
+        for name, controller in controllers.items():
+            log = self.out / f"{name.replace(' ', '-')}.jsonl"
+            log.unlink(missing_ok=True)
+            hubs[name] = Hub([memories[name], JsonLinesSink(log)])
+            episodes[name] = Episode(task, self.seed, settings, hub=hubs[name])
+            controller.reset(1, self.seed)
+        with GrowthView(list(controllers)) as view:
+            while not all(episode.done for episode in episodes.values()):
+                for name, episode in episodes.items():
+                    if not episode.done:
+                        episode.step(controllers[name].decide(episode.situation))
+                        view.update(name, episode)
+        results = {name: episode.finish() for name, episode in episodes.items()}
+        for hub in hubs.values():
+            hub.close()
+        return results, {name: memory.events for name, memory in memories.items()}
+
+
+def _numbers(result: "EpisodeResult") -> dict[str, object]:
+    return {**asdict(result), "val_objective": result.val_objective, "test_objective": result.test_objective}
+
+
+def _print_table(results: "dict[str, EpisodeResult]") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("host", "test accuracy", "parameters", "objective", "what was grown where", box=box.SIMPLE)
+    for name, result in results.items():
+        kept = ", ".join(f"{kept.blueprint} in {kept.slot_id} (+{kept.params:,})" for kept in result.kept)
+        total = result.host_params + result.added_params
+        table.add_row(
+            name, f"{100 * result.test_score:.1f} %", f"{total:,}", f"{100 * result.test_objective:.1f}", kept
+        )
+    Console().print(table)
+    price = next(iter(results.values())).price
+    Console().print(
+        f"Objective: test accuracy minus {100 * price:g} points for every time the host's own size is added.",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,40 @@
+"""`esper tasks`: what there is to train on, and what is missing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.cli.output import check_writable, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """List the tasks, their hosts and whether their data is here."""
+
+    json: Path | None = None
+    """Write the list to this file too."""
+
+    def run(self) -> bool:
+        """Print the table."""
+        check_writable(self.json)
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        from esper.tolaria import find_task, task_names
+        from esper.tolaria.tasks import data_folder
+
+        rows = []
+        table = Table("task", "what it is", "host", "epochs", "data", box=box.SIMPLE)
+        for name in task_names():
+            task = find_task(name)
+            params = sum(p.numel() for p in task.build_host().parameters())
+            host = f"{task.host}, {params:,} parameters"
+            table.add_row(name, task.summary, host, str(task.episode_length), task.data())
+            row = {"name": name, "summary": task.summary, "host": task.host, "host_params": params}
+            rows.append({**row, "episode_length": task.episode_length, "data": task.data()})
+        Console().print(table)
+        Console().print(
+            f"Data is kept in {data_folder()}; set ESPER_DATA to keep it elsewhere.", highlight=False, soft_wrap=True
+        )
+        write_json(self.json, {"tasks": rows})
+        return True

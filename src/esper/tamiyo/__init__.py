@@ -1,0 +1,21 @@
+"""Tamiyo: who decides. The `Controller` protocol and the kinds that are not learned."""
+
+from esper.tamiyo.controller import Controller, wait
+from esper.tamiyo.heuristic import Heuristic, HeuristicSettings
+from esper.tamiyo.registry import controller_names, make_controller
+from esper.tamiyo.rollout import run_episode
+from esper.tamiyo.simple import Never, Planting, Random, Schedule
+
+__all__ = [
+    "Controller",
+    "Heuristic",
+    "HeuristicSettings",
+    "Never",
+    "Planting",
+    "Random",
+    "Schedule",
+    "controller_names",
+    "make_controller",
+    "run_episode",
+    "wait",
+]

@@ -1,0 +1,107 @@
+"""The heuristic: grow when learning stalls, try every kind, keep what pays its rent."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from esper.leyline import NUM_BLUEPRINTS, Blend, Op, Stage, rent
+from esper.tamiyo.controller import wait
+from esper.tolaria import Situation
+
+_UNFINISHED = torch.tensor([Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
+
+
+@dataclass(frozen=True, slots=True)
+class HeuristicSettings:
+    """The rule's numbers, tuned on the training tasks."""
+
+    first_epoch: int = 3
+    """Epochs before a stall may lead to growth."""
+    latest_epoch: int = 4
+    """Growth begins after this many epochs even without a stall."""
+    stall_gain: float = 0.01
+    """A gain in score below this ..."""
+    stall_epochs: int = 3
+    """... over this many epochs is a stall."""
+    steps_needed: int = 8
+    """Nothing new is germinated with fewer steps left."""
+    patience: int = 0
+    """Epochs in HOLDING that a seed is given to earn its rent before it is culled."""
+    hope: float = 0.0
+    """A seed whose contribution is not above this many times its rent gets no patience."""
+    margin: float = 1.0
+    """A seed is kept once its contribution exceeds this many times its rent."""
+    order: tuple[int, ...] = tuple(range(NUM_BLUEPRINTS))
+    """In which order blueprints (head indices) are tried."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What has been learnt about the blueprints on one host."""
+
+    tried: list[int] = field(default_factory=list)
+    payoff: dict[int, float] = field(default_factory=dict)
+    """Best contribution minus rent seen of each blueprint."""
+
+
+class Heuristic:
+    """One unfinished seed at a time: germinate on a stall, then keep or cull by counterfactual and rent."""
+
+    name = "heuristic"
+
+    def __init__(self, settings: HeuristicSettings | None = None) -> None:
+        self.settings = settings or HeuristicSettings()
+        self._memories: list[_Memory] = []
+
+    def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
+        """Forget all experience."""
+        self._memories = [_Memory() for _ in range(num_hosts)]
+
+    def decide(self, situation: Situation) -> Tensor:
+        """The rule, host by host."""
+        actions = wait(len(self._memories))
+        for host, memory in enumerate(self._memories):
+            unfinished = torch.isin(situation.table.stage[host], _UNFINISHED).nonzero().flatten().tolist()
+            if unfinished:
+                actions[host] = self._judge(situation, host, unfinished[0], memory)
+            elif self._wants_growth(situation, host):
+                actions[host] = self._germinate(situation, host, memory)
+        return actions
+
+    def _judge(self, situation: Situation, host: int, slot: int, memory: _Memory) -> Tensor:
+        """Keep the seed in `slot` if it pays, cull it once it has had its time, else wait."""
+        table = situation.table
+        if table.stage[host, slot] != Stage.HOLDING:
+            return wait(1)[0]
+        owed = rent(float(table.params[host, slot]), situation.host_params, float(situation.price[host]))
+        contribution = float(table.contribution[host, slot])
+        blueprint = int(table.blueprint[host, slot]) - 1
+        memory.payoff[blueprint] = max(contribution - owed, memory.payoff.get(blueprint, -1.0))
+        if contribution > self.settings.margin * owed and situation.masks.slot[host, Op.FOSSILIZE, slot]:
+            return torch.tensor([slot, 0, 0, Op.FOSSILIZE])
+        hopeless = not contribution > self.settings.hope * owed
+        if hopeless or int(table.epochs_in_stage[host, slot]) >= self.settings.patience:
+            return torch.tensor([slot, 0, 0, Op.CULL])
+        return wait(1)[0]
+
+    def _wants_growth(self, situation: Situation, host: int) -> bool:
+        epoch = int(situation.signals.epoch[host])
+        if epoch < self.settings.first_epoch or int(situation.steps_left[host]) < self.settings.steps_needed:
+            return False
+        history = situation.signals.score_history[host]
+        gain = float(history[-1] - history[-1 - self.settings.stall_epochs])
+        return epoch >= self.settings.latest_epoch or gain < self.settings.stall_gain
+
+    def _germinate(self, situation: Situation, host: int, memory: _Memory) -> Tensor:
+        """The next untried blueprint, or the best-paying, in the first free slot that takes it."""
+        masks = situation.masks
+        for slot in masks.slot[host, Op.GERMINATE].nonzero().flatten().tolist():
+            legal = [index for index in self.settings.order if masks.blueprint[host, slot, index]]
+            untried = [index for index in legal if index not in memory.tried]
+            paying = [index for index in legal if memory.payoff.get(index, -1.0) > 0]
+            if untried or paying:
+                chosen = untried[0] if untried else max(paying, key=lambda index: memory.payoff[index])
+                memory.tried.append(chosen)
+                return torch.tensor([slot, chosen, Blend.LINEAR, Op.GERMINATE])
+        return wait(1)[0]

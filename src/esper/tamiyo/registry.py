@@ -1,0 +1,30 @@
+"""Controllers by name."""
+
+from collections.abc import Callable
+
+from esper.leyline import unknown_name
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.simple import Never, Planting, Random, Schedule
+
+DEFAULT_SCHEDULE = (Planting(4, 0, 3),)
+"""The best single open-loop schedule found on the training tasks (docs/growth.md)."""
+
+_MAKERS: dict[str, Callable[[], Controller]] = {
+    "never": Never,
+    "random": Random,
+    "schedule": lambda: Schedule(DEFAULT_SCHEDULE),
+    "heuristic": Heuristic,
+}
+
+
+def controller_names() -> list[str]:
+    """The names that `make_controller` takes."""
+    return list(_MAKERS)
+
+
+def make_controller(name: str) -> Controller:
+    """A fresh controller of the kind `name`."""
+    if name not in _MAKERS:
+        raise unknown_name("controller", name, controller_names())
+    return _MAKERS[name]()

@@ -1,0 +1,105 @@
+"""Controllers without a plan of their own: never, random, and a fixed schedule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline import Blend, InputError, Op
+from esper.tamiyo.controller import wait
+from esper.tolaria import Situation
+
+
+class Never:
+    """Leaves the host alone."""
+
+    name = "never"
+
+    def reset(self, num_hosts: int, seed: int) -> None:
+        """Nothing to forget."""
+
+    def decide(self, situation: Situation) -> Tensor:
+        """WAIT, always."""
+        return wait(situation.table.shape[0])
+
+
+class Random:
+    """Draws op, then slot, then blueprint and blend, each uniformly from what is legal.
+
+    Uniform over joint actions would almost always germinate: nearly all of them do.
+    """
+
+    name = "random"
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator()
+
+    def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # one stream serves all hosts
+        """Start the stream of dice anew."""
+        self._generator.manual_seed(seed)
+
+    def decide(self, situation: Situation) -> Tensor:
+        """A legal action at random for each host."""
+        masks = situation.masks
+        actions = wait(situation.table.shape[0])
+        host = torch.arange(len(actions))
+        op = self._draw(masks.op)
+        slot = self._draw(masks.slot[host, op])
+        germinates = op == Op.GERMINATE
+        # Rows that do not germinate may have no legal blueprint; what they draw is dropped below.
+        blueprint = self._draw(masks.blueprint[host, slot] | ~germinates[:, None])
+        blend = self._draw(masks.blend)
+        actions[:, 0], actions[:, 3] = slot, op
+        actions[:, 1], actions[:, 2] = blueprint.where(germinates, 0), blend.where(germinates, 0)
+        return actions
+
+    def _draw(self, legal: Tensor) -> Tensor:
+        return torch.multinomial(legal.float(), 1, generator=self._generator).squeeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Planting:
+    """One line of a schedule: what to germinate where and when. It is kept as soon as that is legal."""
+
+    step: int
+    """Counted from 0: the number of epochs before it."""
+    slot: int
+    blueprint: int
+    """Index of the blueprint head, 0 to 4."""
+
+    def __str__(self) -> str:
+        return f"{self.step}:{self.slot}:{self.blueprint}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Planting":
+        """The inverse of `str`: `step:slot:blueprint`, all counted from 0."""
+        parts = text.split(":")
+        if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+            raise InputError(f"malformed planting {text!r}; write step:slot:blueprint, as in '4:0:3'")
+        return cls(*map(int, parts))
+
+
+class Schedule:
+    """Follows a fixed list of plantings, whatever it sees, and keeps every seed once it may."""
+
+    name = "schedule"
+
+    def __init__(self, plantings: Sequence[Planting]) -> None:
+        self.plantings = tuple(plantings)
+
+    def reset(self, num_hosts: int, seed: int) -> None:
+        """Nothing to forget: the step is read off the situation."""
+
+    def decide(self, situation: Situation) -> Tensor:
+        """The planting that is due, else a seed to keep, else WAIT; what is not legal now is left out."""
+        return torch.stack([self._decide_for(situation, host) for host in range(situation.table.shape[0])])
+
+    def _decide_for(self, situation: Situation, host: int) -> Tensor:
+        masks, step = situation.masks, int(situation.signals.epoch[host])
+        for planting in self.plantings:
+            place = (host, planting.slot, planting.blueprint)
+            if planting.step == step and masks.blueprint[place] and masks.slot[host, Op.GERMINATE, planting.slot]:
+                return torch.tensor([planting.slot, planting.blueprint, Blend.LINEAR, Op.GERMINATE])
+        keepable = masks.slot[host, Op.FOSSILIZE].nonzero().flatten().tolist()
+        return torch.tensor([keepable[0], 0, 0, Op.FOSSILIZE]) if keepable else wait(1)[0]

@@ -1,0 +1,128 @@
+"""The registry of tasks: data with three splits, a host tuned on it, and how long an epoch is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from torch import Tensor
+
+from esper.kasmina import Host, build_host
+from esper.leyline import DEFAULT_EPISODE_LENGTH, unknown_name
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Samples `x [M, ...]` and their labels `y [M]`."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Hosts train on `train`; signals and decisions come from `val`; only evaluation reads `test`."""
+
+    train: Split
+    val: Split
+    test: Split
+
+
+Loader = Callable[[], Splits]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """How hosts of a task are trained; found by tuning the host alone."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 3e-2
+    weight_decay: float = 0.01
+    momentum: float = 0.9
+    """Used by SGD only."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Cosine: warms up over the first two epochs and falls to 0 at the end of the episode."""
+    seed_lr_scale: float = 1.0
+    """Learning rate of seeds relative to the host's: deeper parts often want less."""
+    clip_norm: float = 1.0
+    """Gradients of the host, and of each seed apart, are scaled down to this norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Everything that running a task needs."""
+
+    name: str
+    summary: str
+    load: Loader
+    host: str
+    classes: int
+    host_settings: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    batch_size: int = 64
+    batches_per_epoch: int = 25
+    episode_length: int = DEFAULT_EPISODE_LENGTH
+
+    data: Callable[[], str] = lambda: "bundled"
+    """Where the data comes from and whether it is here, in a few words."""
+
+    def splits(self) -> Splits:
+        """The data, loaded once per process and shared by all hosts."""
+        return _load_once(self.name)
+
+    def build_host(self) -> Host:
+        """A fresh host, initialised from torch's global random state."""
+        return build_host(self.host, **self.host_settings)
+
+
+_REGISTRY: dict[str, Task] = {}
+
+
+def task(
+    name: str,
+    summary: str,
+    *,
+    host: str,
+    classes: int,
+    optimizer: OptimizerSettings,
+    host_settings: Mapping[str, int | tuple[int, ...]] | None = None,
+    batches_per_epoch: int = 25,
+    data: Callable[[], str] = lambda: "bundled",
+) -> Callable[[Loader], Loader]:
+    """Register the decorated function, which loads the splits, as the task `name`."""
+
+    def register(load: Loader) -> Loader:
+        _REGISTRY[name] = Task(
+            name,
+            summary,
+            load,
+            host,
+            classes,
+            host_settings or {},
+            optimizer,
+            batches_per_epoch=batches_per_epoch,
+            data=data,
+        )
+        return load
+
+    return register
+
+
+def task_names() -> list[str]:
+    """The names that `find_task` takes."""
+    return sorted(_REGISTRY)
+
+
+def find_task(name: str) -> Task:
+    """The task called `name`."""
+    if name not in _REGISTRY:
+        raise unknown_name("task", name, task_names())
+    return _REGISTRY[name]
+
+
+@cache
+def _load_once(name: str) -> Splits:
+    return find_task(name).load()

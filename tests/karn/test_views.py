@@ -1,0 +1,32 @@
+"""What people look at: the live view shows the state, the picture is written."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from esper.karn import GrowthView, draw_growth
+from esper.nissa import Hub, MemorySink
+from esper.tamiyo import Planting, Schedule, run_episode
+from esper.tolaria import Episode
+from tests.worlds import tiny_task
+
+
+def test_the_live_view_shows_epoch_accuracy_slots_and_parameters() -> None:
+    screen = io.StringIO()
+    with GrowthView(["grown"], Console(file=screen, width=120, force_terminal=True)) as view:
+
+        def show(episode: Episode) -> None:
+            view.update("grown", episode)
+
+        run_episode(tiny_task(), Schedule([Planting(1, 0, 3)]), 0, after_step=show)
+    shown = screen.getvalue()
+    for words in ("epoch  25 of 25", "accuracy", "parameters", "r0c0 (blocks.0)", "mlp", "fossilized", "blending"):
+        assert words in shown
+
+
+def test_the_picture_is_a_png(tmp_path: Path) -> None:
+    memory = MemorySink()
+    run_episode(tiny_task(), Schedule([Planting(1, 0, 3)]), 0, hub=Hub([memory]))
+    draw_growth({"grown": memory.events, "alone": memory.events}, "test", tmp_path / "growth.png")
+    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,152 @@
+"""Controllers: legal always, repeatable by seed, and each doing what it says."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from esper.leyline import InputError, Op, Stage
+from esper.tamiyo import (
+    Controller,
+    Heuristic,
+    HeuristicSettings,
+    Never,
+    Planting,
+    Random,
+    Schedule,
+    controller_names,
+    make_controller,
+    run_episode,
+)
+from esper.tolaria import Episode, Situation
+from tests.worlds import tiny_task
+
+
+def actions_of(controller: Controller, seed: int = 0) -> list[list[int]]:
+    episode = Episode(tiny_task(), seed)
+    controller.reset(1, seed)
+    actions = []
+    while not episode.done:
+        chosen = controller.decide(episode.situation)
+        actions.append(chosen[0].tolist())
+        episode.step(chosen)
+    return actions
+
+
+@pytest.mark.parametrize("name", controller_names())
+def test_every_controller_acts_legally_for_a_whole_episode(name: str) -> None:
+    assert len(actions_of(make_controller(name))) == tiny_task().episode_length
+
+
+def test_unknown_controllers_get_the_list_of_known_ones() -> None:
+    with pytest.raises(InputError, match="choose one of: never, random, schedule, heuristic"):
+        make_controller("oracle")
+
+
+def test_never_waits() -> None:
+    assert set(map(tuple, actions_of(Never()))) == {(0, 0, 0, 0)}
+
+
+def test_random_is_repeatable_by_seed_and_uses_every_op() -> None:
+    assert actions_of(Random(), 5) == actions_of(Random(), 5)
+    assert actions_of(Random(), 5) != actions_of(Random(), 6)
+    ops = {row[3] for seed in range(4) for row in actions_of(Random(), seed)}
+    assert ops == {op.value for op in Op}
+
+
+def test_random_draws_only_legal_actions_for_many_hosts() -> None:
+    controller = Random()
+    controller.reset(1, 0)
+    for seed in range(10):
+        episode = Episode(tiny_task(), seed)
+        for _ in range(12):
+            chosen = controller.decide(episode.situation)
+            assert episode.situation.masks.allow(chosen).all()
+            episode.step(chosen)
+
+
+def test_a_schedule_plants_on_time_and_keeps_what_it_may() -> None:
+    ops = [row[3] for row in actions_of(Schedule([Planting(2, 1, 3)]))]
+    assert ops[2] == Op.GERMINATE
+    assert [step for step, op in enumerate(ops) if op == Op.FOSSILIZE] == [7]
+
+
+def test_a_schedule_leaves_out_what_is_not_legal() -> None:
+    taken = Schedule([Planting(1, 0, 3), Planting(2, 0, 1), Planting(3, 1, 4)])  # occupied slot; attention, no sequence
+    ops = [row[3] for row in actions_of(taken)]
+    assert ops.count(Op.GERMINATE) == 1
+
+
+def test_plantings_are_written_and_read() -> None:
+    assert Planting.parse(str(Planting(4, 0, 3))) == Planting(4, 0, 3)
+    for text in ("4:0", "a:0:3", "4:-1:3", ""):
+        with pytest.raises(InputError, match="step:slot:blueprint"):
+            Planting.parse(text)
+
+
+def situation_with(**columns: Any) -> Situation:
+    """An episode in its sixth epoch whose first slot holds a seed with these table values."""
+    episode = Episode(tiny_task(), 0)
+    episode.signals.epoch[:] = 6
+    episode.signals.score_history[:] = 0.5
+    table = episode.model.table
+    values = {"stage": Stage.HOLDING.value, "alpha": 1.0, "blueprint": 4, "params": 60, "proven": True, **columns}
+    for name, value in values.items():
+        getattr(table, name)[0, 0] = value
+    return episode.situation
+
+
+def decide(situation: Situation, **settings: Any) -> list[int]:
+    controller = Heuristic(HeuristicSettings(**settings))
+    controller.reset(1, 0)
+    chosen: list[int] = controller.decide(situation)[0].tolist()
+    return chosen
+
+
+def test_the_heuristic_keeps_a_seed_that_pays_its_rent() -> None:
+    situation = situation_with(contribution=0.5)
+    rent = 0.03 * 60 / situation.host_params
+    assert decide(situation)[3] == Op.FOSSILIZE
+    assert decide(situation_with(contribution=1.01 * rent), margin=1.0)[3] == Op.FOSSILIZE
+    assert decide(situation_with(contribution=0.99 * rent), margin=1.0, patience=0)[3] == Op.CULL
+
+
+def test_the_heuristic_is_patient_with_a_promising_seed_only() -> None:
+    promising = {"contribution": 0.001, "epochs_in_stage": 1}
+    assert decide(situation_with(**promising), patience=3, hope=0.0)[3] == Op.WAIT
+    assert decide(situation_with(**{**promising, "epochs_in_stage": 3}), patience=3, hope=0.0)[3] == Op.CULL
+    assert decide(situation_with(contribution=-0.001, epochs_in_stage=1), patience=3, hope=0.0)[3] == Op.CULL
+
+
+@pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])
+def test_the_heuristic_waits_for_its_one_unfinished_seed(stage: Stage) -> None:
+    assert decide(situation_with(stage=stage.value))[3] == Op.WAIT
+
+
+def dormant(epoch: int, gain: float) -> Situation:
+    situation = situation_with(stage=Stage.DORMANT.value, blueprint=0, params=0, alpha=0.0)
+    situation.signals.epoch[:] = epoch
+    situation.signals.score_history[0] = torch.tensor([0.2, 0.5, 0.5, 0.5, 0.5 + gain])
+    return situation
+
+
+def test_the_heuristic_grows_on_a_stall_or_at_the_latest_epoch() -> None:
+    numbers = {"first_epoch": 3, "latest_epoch": 6, "stall_gain": 0.01, "stall_epochs": 3}
+    assert decide(dormant(2, 0.0), **numbers)[3] == Op.WAIT
+    assert decide(dormant(3, 0.0), **numbers)[3] == Op.GERMINATE
+    assert decide(dormant(3, 0.2), **numbers)[3] == Op.WAIT
+    assert decide(dormant(6, 0.2), **numbers)[3] == Op.GERMINATE
+    assert decide(dormant(18, 0.0), **numbers, steps_needed=8)[3] == Op.WAIT
+
+
+def test_the_heuristic_tries_each_kind_before_it_repeats_one() -> None:
+    controller = Heuristic(HeuristicSettings(order=(3, 1, 0, 2, 4), patience=0))
+    planted = [row[1] for row in actions_of(controller) if row[3] == Op.GERMINATE]
+    assert planted == [3, 1, 0][: len(planted)]
+    assert len(planted) >= 2
+
+
+def test_growing_helps_on_a_task_made_for_it() -> None:
+    never = [run_episode(tiny_task(), Never(), seed).val_score for seed in range(3)]
+    grown = [run_episode(tiny_task(), Heuristic(), seed).val_score for seed in range(3)]
+    assert sum(grown) >= sum(never) - 0.05

@@ -1,0 +1,182 @@
+"""Episodes: repeatable bit for bit, measured by counterfactuals, ended as documented."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.kasmina import take_snapshot
+from esper.leyline import EventType, IllegalActionError, InputError, Op, Stage
+from esper.nissa import Hub, MemorySink
+from esper.tamiyo import Heuristic, Never, Planting, Random, Schedule, run_episode
+from esper.tolaria import Episode, EpisodeSettings, find_task, measure
+from esper.tolaria.host_training import BatchStream, learning_rate
+from tests.worlds import tiny_task
+
+WAIT = torch.tensor([[0, 0, 0, Op.WAIT]])
+KEEP_TWO = Schedule([Planting(1, 0, 3), Planting(2, 1, 1)])
+
+
+def final_tensors(seed: int, **overrides: Any) -> list[Tensor]:
+    episode = Episode(tiny_task(), seed, **overrides)
+    controller = Random()
+    controller.reset(1, seed)
+    while not episode.done:
+        episode.step(controller.decide(episode.situation))
+    episode.finish()
+    return list(take_snapshot(episode.model).tensors.values())
+
+
+def test_the_same_seed_gives_the_same_episode_bit_for_bit() -> None:
+    first = final_tensors(3)
+    torch.manual_seed(99)  # what happens around an episode does not matter
+    torch.randn(10)
+    second = final_tensors(3, hub=Hub([MemorySink()]))
+    assert len(first) == len(second)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0], final_tensors(4)[0])
+
+
+def test_a_host_left_alone_beside_seeds_in_training_is_the_host_alone() -> None:
+    alone, grown = Episode(tiny_task(), 0), Episode(tiny_task(), 0)
+    for step in range(3):
+        alone.step(WAIT)
+        grown.step(torch.tensor([[0, 3, 0, Op.GERMINATE]]) if step == 1 else WAIT)
+    assert grown.model.slot("r0c0").stage is Stage.BLENDING
+    for a, b in zip(alone.model.host.parameters(), grown.model.host.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_contributions_are_the_score_with_minus_without_each_seed() -> None:
+    episode = Episode(tiny_task(), 1)
+    KEEP_TWO.reset(1, 1)
+    while not episode.done:
+        episode.step(KEEP_TWO.decide(episode.situation))
+    split = episode.task.splits().val
+    measured = measure(episode.model, split)
+
+    def score() -> float:
+        with torch.inference_mode():
+            right: Tensor = episode.model(split.x).argmax(1) == split.y
+        return right.float().mean().item()
+
+    assert measured.score == pytest.approx(score())
+    for slot in ("r0c0", "r0c1"):
+        with episode.model.override_alpha(slot, 0.0):
+            expected = measured.score - score()
+        index = episode.model.slot_index(slot)
+        assert float(measured.contributions[index]) == pytest.approx(expected, abs=1e-6)
+    assert measured.contributions[2].isnan()
+
+
+def test_a_seed_that_does_nothing_contributes_exactly_nothing() -> None:
+    episode = Episode(tiny_task(), 0)
+    episode.model.plant_fossils({"r0c2": "mlp"})  # born without effect
+    assert float(measure(episode.model, episode.task.splits().val).contributions[2]) == 0.0
+
+
+def test_only_what_was_kept_for_good_counts_at_the_end() -> None:
+    kept = run_episode(tiny_task(), KEEP_TWO, 0)
+    assert [(seed.slot_id, seed.blueprint) for seed in kept.kept] == [("r0c0", "mlp"), ("r0c1", "low_rank")]
+    assert kept.added_params == sum(seed.params for seed in kept.kept) > 0
+    too_late = run_episode(tiny_task(), Schedule([Planting(22, 0, 3)]), 0)
+    assert (too_late.kept, too_late.added_params) == ((), 0)
+    never = run_episode(tiny_task(), Never(), 0)
+    assert too_late.test_score == never.test_score  # it never left isolation
+
+
+def test_the_objective_charges_rent_for_what_was_added() -> None:
+    result = run_episode(tiny_task(), KEEP_TWO, 0, EpisodeSettings(price=0.1))
+    rent = 0.1 * result.added_params / result.host_params
+    assert result.val_objective == pytest.approx(result.val_score - rent)
+    assert result.test_objective == pytest.approx(result.test_score - rent)
+
+
+def test_a_static_network_starts_with_its_seeds_in_place() -> None:
+    result = run_episode(tiny_task(), Never(), 0, fossils={"r0c1": "mlp"})
+    assert [seed.blueprint for seed in result.kept] == ["mlp"]
+    assert result.added_params > 0
+
+
+def test_illegal_actions_raise_and_cost_nothing() -> None:
+    episode = Episode(tiny_task(), 0)
+    with pytest.raises(IllegalActionError):
+        episode.step(torch.tensor([[0, 0, 0, Op.CULL]]))
+    assert int(episode.signals.epoch) == 0
+
+
+def test_a_broken_epoch_is_rolled_back_reported_and_survived() -> None:
+    memory = MemorySink()
+    episode = Episode(tiny_task(), 0, hub=Hub([memory]))
+    episode.step(WAIT)
+    good = [p.clone() for p in episode.model.host.parameters()]
+    with torch.no_grad():
+        next(episode.model.host.parameters()).fill_(torch.nan)
+    episode.step(WAIT)
+    assert all(torch.equal(a, b) for a, b in zip(good, episode.model.host.parameters(), strict=True))
+    assert int(episode.signals.epoch) == 2
+    (rollback,) = [event for event in memory.events if event.event_type is EventType.GOVERNOR_ROLLBACK]
+    assert rollback.payload["reason"] == "training loss is nan"
+    while not episode.done:
+        episode.step(WAIT)
+    assert episode.finish().panics == 1
+
+
+def test_an_episode_that_cannot_be_trained_ends_at_the_third_panic() -> None:
+    hopeless = tiny_task(optimizer=replace(tiny_task().optimizer, lr=1e30))
+    result = run_episode(hopeless, Never(), 0)
+    assert result.panics == 3
+
+
+def test_events_tell_the_story_of_a_seed() -> None:
+    memory = MemorySink()
+    run_episode(tiny_task(), Schedule([Planting(1, 2, 1)]), 0, hub=Hub([memory]))
+    moves = [event for event in memory.events if event.event_type is EventType.SEED_TRANSITION]
+    assert [move.payload["to"] for move in moves] == ["GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED"]
+    assert [move.payload["epoch"] for move in moves] == [2, 2, 3, 6, 7]
+    assert {move.slot_id for move in moves} == {"r0c2"}
+    kinds = [event.event_type for event in memory.events]
+    assert kinds[0] is EventType.EPISODE_STARTED
+    assert kinds[-1] is EventType.EPISODE_ENDED
+    assert kinds.count(EventType.EPOCH_COMPLETED) == tiny_task().episode_length
+
+
+@pytest.mark.parametrize("settings", [{"length": 0}, {"price": -1.0}, {"price": math.nan}, {"budget": -5}])
+def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        EpisodeSettings(**settings)
+
+
+def test_the_budget_is_never_exceeded() -> None:
+    budget = 40
+    episode = Episode(tiny_task(), 0, EpisodeSettings(budget=budget))
+    controller = Random()
+    controller.reset(1, 0)
+    while not episode.done:
+        episode.step(controller.decide(episode.situation))
+        assert int(episode.model.table.added_params) <= budget
+
+
+def test_minibatches_are_whole_passes_in_an_order_of_their_own() -> None:
+    stream = BatchStream(10, 4, torch.Generator().manual_seed(0))
+    first = torch.cat([next(stream), next(stream)])
+    assert len(set(first.tolist())) == 8  # the two left over are skipped
+    again = BatchStream(10, 4, torch.Generator().manual_seed(0))
+    assert torch.equal(first, torch.cat([next(again), next(again)]))
+
+
+def test_the_cosine_schedule_warms_up_and_falls_to_nothing() -> None:
+    settings = find_task("mnist1d").optimizer
+    rates = [learning_rate(settings, step, 25, 625) for step in range(625)]
+    assert max(rates) == pytest.approx(settings.lr, rel=0.05)
+    assert rates[0] < 0.05 * settings.lr
+    assert rates[-1] < 1e-4 * settings.lr
+    assert learning_rate(replace(settings, schedule="constant"), 300, 25, 625) == settings.lr
+
+
+def test_the_heuristic_runs_on_a_real_task() -> None:
+    result = run_episode(find_task("digits"), Heuristic(), 0, EpisodeSettings(length=12))
+    assert result.test_score > 0.5

@@ -1,0 +1,79 @@
+"""Tasks: three disjoint splits, data that is made once and survives a cut file."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.leyline import InputError
+from esper.tolaria import find_task, task_names
+from esper.tolaria.tasks.cache import cached_arrays
+from tests.worlds import TINY, tiny_task
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "params"),
+    [
+        ("mnist1d", (3200, 800, 1000), 658),
+        ("mnist1d-shuffled", (3200, 800, 1000), 658),
+        ("digits", (1100, 300, 397), 1754),
+    ],
+)
+def test_splits_are_disjoint_and_fit_the_host(name: str, sizes: tuple[int, ...], params: int) -> None:
+    task = find_task(name)
+    splits = task.splits()
+    parts = (splits.train, splits.val, splits.test)
+    assert tuple(len(part) for part in parts) == sizes
+    rows = [tuple(row) for part in parts for row in part.x.tolist()]
+    assert len(set(rows)) >= 0.999 * len(rows)  # digits holds a few true duplicates
+    host = task.build_host()
+    assert host(splits.val.x[:3]).shape == (3, task.classes)
+    assert sum(p.numel() for p in host.parameters()) == params
+    assert task.splits() is splits  # shared, not loaded again
+
+
+def test_shuffled_series_are_the_same_series_with_positions_permuted() -> None:
+    plain, shuffled = find_task("mnist1d").splits().test, find_task("mnist1d-shuffled").splits().test
+    assert torch.equal(plain.y, shuffled.y)
+    assert not torch.equal(plain.x, shuffled.x)
+    torch.testing.assert_close(plain.x.sort(1).values, shuffled.x.sort(1).values)
+
+
+def test_generating_data_leaves_global_random_states_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path))
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    find_task("mnist1d").load()
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[index]  # noqa: NPY002
+    assert find_task("mnist1d").data() == "generated, here"
+
+
+def test_unknown_tasks_get_the_list_of_known_ones() -> None:
+    with pytest.raises(InputError, match="unknown task 'mnist'; choose one of: digits, mnist1d, mnist1d-shuffled"):
+        find_task("mnist")
+    assert TINY in task_names()
+    assert tiny_task().name == TINY
+
+
+def test_cached_arrays_are_made_once_and_again_after_a_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path))
+    made: list[int] = []
+
+    def make() -> dict[str, np.ndarray]:
+        made.append(1)
+        return {"x": np.arange(5)}
+
+    for _ in range(2):
+        assert cached_arrays("some", make)["x"].tolist() == [0, 1, 2, 3, 4]
+    assert len(made) == 1
+    path = tmp_path / "some.npz"
+    path.write_bytes(path.read_bytes()[:50])
+    assert cached_arrays("some", make)["x"].tolist() == [0, 1, 2, 3, 4]
+    assert len(made) == 2
+    assert "made again" in caplog.text
+    assert [entry.name for entry in tmp_path.iterdir()] == ["some.npz"]
