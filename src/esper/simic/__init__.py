@@ -1,0 +1,1 @@
+"""Simic: how the controller learns. Recurrent PPO over factored, conditionally masked actions."""

@@ -1,0 +1,144 @@
+"""Masked distributions over factored actions: drawing, log-probabilities and entropies in one padded softmax.
+
+Logits and masks of all heads are padded to the widest head, `[..., H, K]`, so that a step costs one log-softmax and
+not one distribution object per head. A head that does not matter is given a mask with action 0 alone: its
+log-probability, entropy and every gradient are then exactly 0, and no later formula needs an exception for it.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.leyline import MASK_FILL, InputError, InvalidStateMachineError
+from esper.simic.control.action_spec import ActionSpec, Head, Masks, relevance_table
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _validate_action_mask(mask: Tensor) -> None:
+    empty = ~mask.any(-1)
+    if empty.any():
+        rows = [tuple(row) for row in empty.nonzero().tolist()]
+        raise InvalidStateMachineError(f"no legal action in rows {rows} of a mask of shape {tuple(mask.shape)}")
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _validate_logits(logits: Tensor) -> None:
+    finite = logits.isfinite().all(-1)
+    if not finite.all():
+        rows = [tuple(row) for row in (~finite).nonzero().tolist()]
+        raise InputError(f"non-finite logits in rows {rows}: the network or its observation holds NaN or infinity")
+
+
+class MaskedCategorical:
+    """Categorical distributions over the last dimension, of which only the actions in `mask` can occur.
+
+    Invalid logits become `MASK_FILL`, which is finite in half precision and whose probability is exactly 0 beside
+    any ordinary logit. `validate=False` skips the two checks, which need a host transfer and break compiled graphs.
+
+    | tensor | shape |
+    |---|---|
+    | logits, mask | `[..., K]` |
+    | actions, log_prob, entropy | `[...]` |
+    """
+
+    def __init__(self, logits: Tensor, mask: Tensor, *, validate: bool = True) -> None:
+        if validate:
+            _validate_action_mask(mask)
+            _validate_logits(logits)
+        self.mask = mask
+        self.log_probs = F.log_softmax(logits.masked_fill(~mask, MASK_FILL), dim=-1)
+
+    def sample(self) -> Tensor:
+        """Actions by the Gumbel-max trick: one argmax, and never an invalid action whatever the logits are."""
+        return _best_legal(self.log_probs.float() + gumbel_noise(self.log_probs), self.mask)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable valid actions."""
+        return _best_legal(self.log_probs, self.mask)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-probabilities of `actions`."""
+        return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropies in nats."""
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+
+    def normalized_entropy(self) -> Tensor:
+        """Entropies as a share of the most that the mask allows, in [0, 1]; exactly 0 where one action is valid.
+
+        This is the only place where an entropy is normalised.
+        """
+        valid = self.mask.sum(-1)
+        share = self.entropy() / valid.clamp(min=2).to(self.log_probs.dtype).log()
+        return torch.where(valid > 1, share, torch.zeros_like(share)).clamp(0.0, 1.0)
+
+
+def gumbel_noise(like: Tensor) -> Tensor:
+    """Standard Gumbel noise in float32, of the shape of `like`."""
+    return torch.empty_like(like, dtype=torch.float32).exponential_().log_().neg_()
+
+
+def _best_legal(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores.masked_fill(~mask, -math.inf).argmax(-1)
+
+
+def pad_heads(rows: list[Tensor], width: int) -> Tensor:
+    """`[..., size]` of each head, stacked to `[..., H, K]`; padding is 0, or False."""
+    return torch.stack([F.pad(row, (0, width - row.shape[-1])) for row in rows], dim=-2)
+
+
+def relevant_heads(spec: ActionSpec, actions: Tensor) -> Tensor:
+    """`[..., H]`, True where a head matters for the decision in `actions [..., H]`."""
+    return relevance_table(spec, actions.device)[actions[..., spec.decider_index]]
+
+
+def _mask_row(spec: ActionSpec, head: Head, masks: Masks, chosen: Tensor) -> Tensor:
+    """The mask `[..., size]` of `head` that applies once the heads before it are `chosen [..., H]`."""
+    mask = masks[head.name]
+    if head.mask_given is None:
+        return mask
+    given = chosen[..., spec.names.index(head.mask_given), None, None]
+    return mask.gather(-2, given.expand(*given.shape[:-1], head.size)).squeeze(-2)
+
+
+def select_masks(spec: ActionSpec, masks: Masks, actions: Tensor) -> Tensor:
+    """`[..., H, K]`: what each head could have chosen, given the other heads of `actions [..., H]`.
+
+    Heads that do not matter are left action 0 alone.
+    """
+    rows = pad_heads([_mask_row(spec, head, masks, actions) for head in spec.heads], spec.width)
+    return torch.where(relevant_heads(spec, actions).unsqueeze(-1), rows, _only_first(rows))
+
+
+def _only_first(rows: Tensor) -> Tensor:
+    return torch.arange(rows.shape[-1], device=rows.device) == 0
+
+
+def draw_actions(spec: ActionSpec, logits: Tensor, masks: Masks, *, deterministic: bool = False) -> Tensor:
+    """Actions `[..., H]` from padded logits `[..., H, K]`: the decider first, then each head under its mask.
+
+    `deterministic` takes the most probable value of each head in turn.
+    """
+    scores = logits.float() if deterministic else logits.float() + gumbel_noise(logits)
+    actions = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
+    for index in spec.order:
+        head = spec.heads[index]
+        actions[..., index] = _best_legal(scores[..., index, : head.size], _mask_row(spec, head, masks, actions))
+    return actions * relevant_heads(spec, actions)
+
+
+def require_legal(spec: ActionSpec, selected: Tensor, step: int | None = None) -> None:
+    """Raise if a head that matters had nothing to choose from; `selected [N, H, K]` as from `select_masks`."""
+    empty = ~selected.any(-1)
+    if empty.any():
+        where = [(env, head) for head in spec.order for env in empty[:, head].nonzero().flatten().tolist()]
+        env, head = where[0]
+        raise InvalidStateMachineError(
+            f"no legal action for head {spec.names[head]!r} in environment {env}"
+            + ("" if step is None else f" at step {step}")
+            + ": a mask is all False where the head matters"
+        )

@@ -1,0 +1,131 @@
+"""Running statistics of observations, returns and rewards.
+
+Not thread-safe: one writer, and readers only between its updates. Everything runs on the device of the tensors, and
+neither `update` nor `normalize` waits for it.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from esper.leyline import DIVISION_GUARD, InputError
+
+NORMALIZED_LIMIT = 10.0
+"""Normalised observations and rewards are cut at this many standard deviations."""
+
+
+class RunningMeanStd:
+    """Mean and variance `[*shape]` of all samples seen, or with `momentum` an exponential average over batches.
+
+    The statistics are double precision, so that a mean of 1e6 leaves the variance intact. They are changed in place:
+    `update` runs under inference mode, and a tensor created there could never enter autograd again. Samples that hold
+    NaN or infinity are left out; one bad observation must not spoil all later ones.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...] = (), device: torch.device | str = "cpu", *, momentum: float | None = None
+    ) -> None:
+        if momentum is not None and not 0.0 <= momentum < 1.0:
+            raise InputError(f"momentum {momentum} is outside [0, 1)")
+        self.momentum = momentum
+        self.mean = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.var = torch.ones(shape, dtype=torch.float64, device=device)
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the statistics live."""
+        return self.mean.device
+
+    def to(self, device: torch.device | str) -> "RunningMeanStd":
+        """Move the statistics; returns itself."""
+        self.mean, self.var, self.count = (part.to(device) for part in (self.mean, self.var, self.count))
+        return self
+
+    @torch.inference_mode()
+    def update(self, x: Tensor) -> None:
+        """Take in a batch `[..., *shape]`."""
+        rows = x.detach().to(self.device, torch.float64).reshape(-1, self.mean.numel())
+        finite = rows.isfinite().all(-1, keepdim=True)
+        count = finite.sum().to(torch.float64)
+        mean = torch.where(finite, rows, 0.0).sum(0) / count.clamp(min=1.0)
+        var = torch.where(finite, (rows - mean).square(), 0.0).sum(0) / count.clamp(min=1.0)
+        self._merge(mean.reshape(self.mean.shape), var.reshape(self.var.shape), count)
+
+    def _merge(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        """Both modes mix two distributions; `share` is the weight of the new one. An empty batch weighs 0."""
+        total = self.count + count
+        share = count / total.clamp(min=1.0)
+        if self.momentum is not None:
+            later = torch.where(count > 0, 1.0 - self.momentum, 0.0)
+            share = torch.where(self.count > 0, later, share)
+        shift = mean - self.mean
+        # The variance of a mixture holds the distance of its means; without this term a shift would look like none.
+        self.var.mul_(1.0 - share).add_(share * var + share * (1.0 - share) * shift.square())
+        self.mean.add_(share * shift)
+        self.count.copy_(total)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """`x` in standard deviations from the mean, cut at ±`NORMALIZED_LIMIT`; unchanged scale before any update."""
+        scaled = (x - self.mean) / (self.var + DIVISION_GUARD).sqrt()
+        return scaled.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT).to(x.dtype)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the statistics."""
+        return {"mean": self.mean.clone(), "var": self.var.clone(), "count": self.count.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copy the statistics in `state` to the own device."""
+        if set(state) != {"mean", "var", "count"}:
+            raise InputError(f"running statistics need exactly mean, var and count; got {', '.join(state)}")
+        if state["mean"].shape != self.mean.shape:
+            raise InputError(f"statistics of shape {tuple(state['mean'].shape)} given to {tuple(self.mean.shape)}")
+        self.mean.copy_(state["mean"])
+        self.var.copy_(state["var"])
+        self.count.copy_(state["count"])
+
+
+class RewardNormalizer:
+    """Scales single rewards by their running standard deviation (Welford) and cuts them at ±`clip`.
+
+    The mean is not subtracted: that would pay or charge for every further step and so change what is optimal. A
+    non-finite reward is handed back as it is and leaves the statistics alone.
+    """
+
+    def __init__(self, clip: float = NORMALIZED_LIMIT) -> None:
+        self.clip = clip
+        self.mean = 0.0
+        self.m2 = 0.0
+        self.count = 0
+
+    @property
+    def std(self) -> float:
+        """Standard deviation so far; 1 until two different rewards were seen."""
+        return math.sqrt(self.m2 / self.count) if self.m2 > 0.0 else 1.0
+
+    def update_and_normalize(self, x: float) -> float:
+        """Take in `x`, then normalise it."""
+        if math.isfinite(x):
+            self.count += 1
+            delta = x - self.mean
+            self.mean += delta / self.count
+            self.m2 += delta * (x - self.mean)
+        return self.normalize_only(x)
+
+    def normalize_only(self, x: float) -> float:
+        """Normalise `x` and leave the statistics alone."""
+        if not math.isfinite(x):
+            return x
+        return max(-self.clip, min(self.clip, x / max(self.std, DIVISION_GUARD)))
+
+    def state_dict(self) -> dict[str, float]:
+        """The statistics as plain numbers."""
+        return {"mean": self.mean, "m2": self.m2, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """The inverse of `state_dict`."""
+        if set(state) != {"mean", "m2", "count"}:
+            raise InputError(f"reward statistics need exactly mean, m2 and count; got {', '.join(state)}")
+        self.mean, self.m2, self.count = float(state["mean"]), float(state["m2"]), int(state["count"])
