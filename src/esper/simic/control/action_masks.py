@@ -131,6 +131,18 @@ def draw_actions(spec: ActionSpec, logits: Tensor, masks: Masks, *, deterministi
     return actions * relevant_heads(spec, actions)
 
 
+def require_finite(spec: ActionSpec, obs: Tensor, logits: Tensor) -> None:
+    """Raise if `logits [N, H, K]` hold NaN or infinity, and say whether `obs [N, D]` brought it in."""
+    finite = logits.isfinite().all(-1)
+    if not finite.all():
+        env, head = (~finite).nonzero()[0].tolist()
+        cause = "its parameters" if obs[env].isfinite().all() else "the observation"
+        raise InputError(
+            f"the network gives non-finite logits for head {spec.names[head]!r} in environment {env}: "
+            f"{cause} must hold no NaN or infinity"
+        )
+
+
 def require_legal(spec: ActionSpec, selected: Tensor, step: int | None = None) -> None:
     """Raise if a head that matters had nothing to choose from; `selected [N, H, K]` as from `select_masks`."""
     empty = ~selected.any(-1)
@@ -142,3 +154,14 @@ def require_legal(spec: ActionSpec, selected: Tensor, step: int | None = None) -
             + ("" if step is None else f" at step {step}")
             + ": a mask is all False where the head matters"
         )
+
+
+def mask_hit_rates(spec: ActionSpec, selected: Tensor, active: Tensor) -> dict[str, float]:
+    """Per head, the share of its decisions in which masking removed at least one option; 0 without decisions.
+
+    `selected [..., H, K]`, `active [..., H]` is True where the head decided.
+    """
+    sizes = torch.tensor([head.size for head in spec.heads], device=selected.device)
+    hits = (active & (selected.sum(-1) < sizes)).flatten(0, -2).sum(0)
+    rates = hits / active.flatten(0, -2).sum(0).clamp(min=1)
+    return dict(zip(spec.names, rates.tolist(), strict=True))

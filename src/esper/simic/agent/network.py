@@ -1,0 +1,229 @@
+"""The policy and value network: feature net, LSTM, LayerNorm, one small head per factor of the action and a value head.
+
+| tensor | shape |
+|---|---|
+| obs | `[B, D]` or `[B, T, D]` |
+| logits | `[B, T, H, K]`, heads padded to the widest |
+| values | `[B, T]`, in the units that the value head was trained in |
+| hidden | two of `[layers, B, hidden]` |
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline import DEFAULT_LSTM_HIDDEN_DIM, DEFAULT_LSTM_LAYERS, InputError
+from esper.simic.agent.types import Hidden
+from esper.simic.control.action_masks import (
+    MaskedCategorical,
+    draw_actions,
+    pad_heads,
+    require_finite,
+    require_legal,
+    select_masks,
+)
+from esper.simic.control.action_spec import ActionSpec, Masks
+
+DEFAULT_FEATURE_DIM = 128
+WIDE_FEATURE_DIM = 256
+"""Width of the first of two feature layers."""
+MIN_HEAD_DIM = 32
+POLICY_GAIN = 0.01
+"""Initial scale of the last policy layers: small, so that the first policy is nearly uniform."""
+
+
+class NetworkOutput(NamedTuple):
+    """What one forward pass gives."""
+
+    logits: Tensor
+    values: Tensor
+    hidden: Hidden
+
+
+class Decision(NamedTuple):
+    """What acting gives: `actions [N, H]`, `log_probs [N, H]`, `values [N]` and the state after this step."""
+
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    hidden: Hidden
+
+
+class Evaluation(NamedTuple):
+    """Stored actions seen by the present network: all `[B, T, H]` but `values [B, T]` and `logits [B, T, H, K]`."""
+
+    log_probs: Tensor
+    entropies: Tensor
+    values: Tensor
+    logits: Tensor
+    hidden: Hidden
+
+
+class ResidualFeatures(nn.Module):
+    """Two feature layers; a projection of the input is added to the result."""
+
+    def __init__(self, state_dim: int, feature_dim: int, *, input_norm: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(state_dim, WIDE_FEATURE_DIM),
+            nn.LayerNorm(WIDE_FEATURE_DIM) if input_norm else nn.Identity(),
+            nn.ReLU(),
+            nn.Linear(WIDE_FEATURE_DIM, feature_dim),
+        )
+        self.shortcut = nn.Linear(state_dim, feature_dim, bias=False)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """`[..., D]` to `[..., feature_dim]`."""
+        return torch.relu(self.layers(obs) + self.shortcut(obs))
+
+
+class FactoredRecurrentActorCritic(nn.Module):
+    """Shared recurrent trunk with a head per factor of the action.
+
+    Two LayerNorms on purpose: the one in the feature net takes out the scale of the input (`input_norm=False` removes
+    it), `lstm_ln` takes out the slow drift of the hidden magnitude before the heads read it. The state handed to the
+    next step is the raw one.
+    """
+
+    def __init__(
+        self,
+        spec: ActionSpec,
+        state_dim: int,
+        *,
+        feature_dim: int = DEFAULT_FEATURE_DIM,
+        feature_layers: int = 1,
+        input_norm: bool = True,
+        lstm_hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM,
+        lstm_layers: int = DEFAULT_LSTM_LAYERS,
+        head_dim: int | None = None,
+        policy_gain: float = POLICY_GAIN,
+    ) -> None:
+        super().__init__()
+        if feature_layers not in (1, 2):
+            raise InputError(f"feature_layers is {feature_layers}; choose 1 or 2")
+        self.spec = spec
+        self.state_dim = state_dim
+        self.lstm_hidden_dim = lstm_hidden_dim
+        self.lstm_layers = lstm_layers
+        self.options: dict[str, int | float | None] = {
+            "feature_dim": feature_dim,
+            "feature_layers": feature_layers,
+            "input_norm": input_norm,
+            "head_dim": head_dim,
+            "policy_gain": policy_gain,
+        }
+        self.feature_net = _feature_net(state_dim, feature_dim, feature_layers, input_norm)
+        self.lstm = nn.LSTM(feature_dim, lstm_hidden_dim, lstm_layers, batch_first=True)
+        self.lstm_ln = nn.LayerNorm(lstm_hidden_dim)
+        width = max(MIN_HEAD_DIM, lstm_hidden_dim // 2) if head_dim is None else head_dim
+        for head in spec.heads:
+            self.add_module(f"{head.name}_head", _head(lstm_hidden_dim, width, head.size))
+        self.value_head = _head(lstm_hidden_dim, width, 1)
+        self._initialise(policy_gain)
+        if (self.lstm.num_layers, self.lstm.hidden_size) != (self.lstm_layers, self.lstm_hidden_dim):
+            raise InputError(
+                f"the LSTM has {self.lstm.num_layers} layers of {self.lstm.hidden_size}; "
+                f"the network says {self.lstm_layers} of {self.lstm_hidden_dim}"
+            )
+
+    def policy_head(self, name: str) -> nn.Sequential:
+        """The head that gives the logits of factor `name`."""
+        head = self.get_submodule(f"{name}_head")
+        assert isinstance(head, nn.Sequential)
+        return head
+
+    @torch.no_grad()
+    def _initialise(self, policy_gain: float) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.orthogonal_(module.weight, gain=2**0.5)
+                if module.bias is not None:
+                    module.bias.zero_()
+        for head in self.spec.heads:
+            nn.init.orthogonal_(last_layer(self.policy_head(head.name)).weight, gain=policy_gain)
+        nn.init.orthogonal_(last_layer(self.value_head).weight, gain=1.0)
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(parameter)
+            else:
+                parameter.zero_()
+                # PyTorch stacks the gates as input, forget, cell, output, so the second quarter is the forget gate.
+                # The cell adds both bias vectors; only one carries the 1, or the gate would start at 2.
+                if name.startswith("bias_ih"):
+                    quarter = len(parameter) // 4
+                    parameter[quarter : 2 * quarter] = 1.0
+
+    def get_initial_hidden(self, batch_size: int, device: torch.device | str | None = None) -> Hidden:
+        """The state before the first step of an episode: zeros `[layers, batch, hidden]`, twice."""
+        device = self.lstm_ln.weight.device if device is None else device
+        shape = (self.lstm_layers, batch_size, self.lstm_hidden_dim)
+        return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+
+    def forward(self, obs: Tensor, hidden: Hidden | None = None) -> NetworkOutput:
+        """Logits, values and the new state. `obs [B, D]` is taken as sequences of one step."""
+        if obs.dim() == 2:
+            obs = obs.unsqueeze(1)
+        features, new_hidden = self.lstm(self.feature_net(obs), hidden)
+        features = self.lstm_ln(features)
+        logits = [self.policy_head(head.name)(features) for head in self.spec.heads]
+        return NetworkOutput(
+            pad_heads(logits, self.spec.width), self.value_head(features).squeeze(-1), (new_hidden[0], new_hidden[1])
+        )
+
+    @torch.inference_mode()
+    def get_action(
+        self, obs: Tensor, masks: Masks, hidden: Hidden, *, deterministic: bool = False, step: int | None = None
+    ) -> Decision:
+        """Act once for `obs [N, D]`; `step` is named if a mask leaves no legal action.
+
+        The results are inference tensors: copy them into ordinary ones before training on them, as the buffer does.
+        """
+        output = self(obs, hidden)
+        logits = output.logits.squeeze(1)
+        require_finite(self.spec, obs, logits)
+        actions = draw_actions(self.spec, logits, masks, deterministic=deterministic)
+        selected = select_masks(self.spec, masks, actions)
+        require_legal(self.spec, selected, step)
+        log_probs = MaskedCategorical(logits, selected, validate=False).log_prob(actions)
+        return Decision(actions, log_probs, output.values.squeeze(1), output.hidden)
+
+    def evaluate_actions(self, obs: Tensor, actions: Tensor, selected: Tensor, hidden: Hidden) -> Evaluation:
+        """Log-probabilities, normalised entropies and values of stored sequences, replayed from `hidden`.
+
+        `selected [B, T, H, K]` are the masks that applied, as `select_masks` gives them. They are not checked again:
+        acting has done so, and the update checks all results for finiteness in one go.
+        """
+        output = self(obs, hidden)
+        distribution = MaskedCategorical(output.logits, selected, validate=False)
+        return Evaluation(
+            distribution.log_prob(actions),
+            distribution.normalized_entropy(),
+            output.values,
+            output.logits,
+            output.hidden,
+        )
+
+
+def _feature_net(state_dim: int, feature_dim: int, layers: int, input_norm: bool) -> nn.Module:
+    if layers == 2:
+        return ResidualFeatures(state_dim, feature_dim, input_norm=input_norm)
+    norm = nn.LayerNorm(feature_dim) if input_norm else nn.Identity()
+    return nn.Sequential(nn.Linear(state_dim, feature_dim), norm, nn.ReLU())
+
+
+def _head(input_dim: int, width: int, output_dim: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(input_dim, width), nn.ReLU(), nn.Linear(width, output_dim))
+
+
+def last_layer(head: nn.Sequential) -> nn.Linear:
+    """The layer that gives the result of a head."""
+    layer = head[-1]
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def reset_hidden(hidden: Hidden, done: Tensor) -> Hidden:
+    """`hidden` with zeros for the environments whose episode ended, by either flag: `done [N]`."""
+    ended = done.view(1, -1, 1)
+    return hidden[0].masked_fill(ended, 0.0), hidden[1].masked_fill(ended, 0.0)

@@ -1,0 +1,83 @@
+"""The optimiser of the policy, its parameter groups, and gradient clipping with the norms before and after."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline import DEFAULT_ADAM_EPS
+from esper.simic.agent.network import FactoredRecurrentActorCritic
+
+GradClipMode = Literal["per_head", "global"]
+
+VALUE_UNIT = "value"
+TRUNK_UNIT = "trunk"
+
+
+def parameter_units(network: FactoredRecurrentActorCritic) -> dict[str, list[nn.Parameter]]:
+    """Parameters by the part they belong to: each policy head by name, `value`, and `trunk` for all that is shared."""
+    units = {name: list(network.policy_head(name).parameters()) for name in network.spec.names}
+    units[VALUE_UNIT] = list(network.value_head.parameters())
+    trunk = (network.feature_net, network.lstm, network.lstm_ln)
+    units[TRUNK_UNIT] = [parameter for module in trunk for parameter in module.parameters()]
+    return units
+
+
+def build_optimizer(
+    network: FactoredRecurrentActorCritic, lr: float, weight_decay: float, head_lr_scale: Mapping[str, float]
+) -> torch.optim.Adam:
+    """Adam over everything; with weight decay AdamW that decays the critic only.
+
+    Decay pulls a policy towards uniform and a recurrent trunk towards forgetting, so neither is decayed. Heads with a
+    learning rate of their own get a group of their own.
+    """
+    device = network.lstm_ln.weight.device
+    # fused needs CUDA to pay off; foreach spares the per-tensor loop on CPU
+    options: dict[str, Any] = {"lr": lr, "eps": DEFAULT_ADAM_EPS}
+    options |= {"fused": True} if device.type == "cuda" else {"foreach": True}
+    if weight_decay == 0.0 and not head_lr_scale:
+        return torch.optim.Adam(network.parameters(), **options)
+    units = parameter_units(network)
+    scaled = {name: units[name] for name in network.spec.names if name in head_lr_scale}
+    actor = [p for name in network.spec.names if name not in scaled for p in units[name]]
+    groups: list[dict[str, Any]] = [
+        {"params": actor, "name": "actor", "weight_decay": 0.0},
+        {"params": units[TRUNK_UNIT], "name": "shared", "weight_decay": 0.0},
+        {"params": units[VALUE_UNIT], "name": "critic", "weight_decay": weight_decay},
+    ]
+    for name, parameters in scaled.items():
+        groups.append(
+            {"params": parameters, "name": f"actor_{name}", "weight_decay": 0.0, "lr": lr * head_lr_scale[name]}
+        )
+    kind = torch.optim.Adam if weight_decay == 0.0 else torch.optim.AdamW
+    return kind([group for group in groups if group["params"]], **options)
+
+
+class GradientNorms(NamedTuple):
+    """Norms of one step, on the device: one per unit `[U]` before clipping, and the total before and after."""
+
+    units: Tensor
+    total: Tensor
+    post_clip: Tensor
+
+
+def clip_gradients(units: Mapping[str, list[nn.Parameter]], max_norm: float, mode: GradClipMode) -> GradientNorms:
+    """Clip each unit to `max_norm`, or all together, in place and without waiting for the device."""
+    norms = torch.stack([_norm(parameters) for parameters in units.values()])
+    total = torch.linalg.vector_norm(norms)
+    limited = norms if mode == "per_head" else total.expand_as(norms)
+    # The same small number as in torch's own clipping keeps a zero norm from dividing by zero.
+    factors = (max_norm / (limited + 1e-6)).clamp(max=1.0)
+    for parameters, factor in zip(units.values(), factors, strict=True):
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+    return GradientNorms(norms, total, torch.linalg.vector_norm(norms * factors))
+
+
+def _norm(parameters: list[nn.Parameter]) -> Tensor:
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros((), device=parameters[0].device)
+    return torch.nn.utils.get_total_norm(gradients, foreach=True)

@@ -1,0 +1,111 @@
+"""Names for what passes between the parts of the learner, and the metrics that one update reports."""
+
+from typing import NotRequired, Protocol, TypedDict
+
+from torch import Tensor
+
+from esper.simic.control.action_spec import ActionSpec
+
+Hidden = tuple[Tensor, Tensor]
+"""LSTM state h and c, each `[layers, N, hidden]`."""
+HeadLogProbs = dict[str, Tensor]
+"""Head name to log-probabilities; which heads there are is for the action spec to say."""
+HeadEntropies = dict[str, Tensor]
+"""Head name to normalised entropies."""
+ActionDict = dict[str, int]
+"""Head name to chosen index: one joint action."""
+
+
+def by_head(spec: ActionSpec, stacked: Tensor) -> dict[str, Tensor]:
+    """The columns of `stacked [..., H]` by head name, in storage order."""
+    return dict(zip(spec.names, stacked.unbind(-1), strict=True))
+
+
+class TelemetryLevels(Protocol):
+    """Whoever decides how much is recorded."""
+
+    def should_collect(self, level: str) -> bool:
+        """Whether things of `level` are wanted."""
+        ...
+
+
+class GradientStats(TypedDict):
+    """Gradients of the last optimiser step, before clipping."""
+
+    grad_norm: float
+    max_grad: float
+    """Largest norm among the heads, the value head and the trunk."""
+    min_grad: float
+    """Smallest norm among them."""
+
+
+class ValueDiagnostics(TypedDict):
+    """The value function as it stood before the update, in raw units."""
+
+    value_pred_mean: float
+    value_pred_std: float
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    value_mse_before: float
+    advantage_mean_prenorm: float
+    advantage_std_prenorm: float
+    explained_variance: float
+
+
+class EpochMetrics(TypedDict):
+    """One number per epoch that was run, averaged over its minibatches."""
+
+    policy_loss: list[float]
+    value_loss: list[float]
+    entropy: list[float]
+    total_loss: list[float]
+    approx_kl: list[float]
+    clip_fraction: list[float]
+
+
+class PPOUpdateMetrics(ValueDiagnostics):
+    """What one update did. Floats are means over the epochs that were run unless said otherwise."""
+
+    empty: bool
+    """True if there was nothing to learn from; all numbers are then 0."""
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    """Sum over heads of the mean normalised entropy."""
+    total_loss: float
+    approx_kl: float
+    """Joint KL by its sampled estimate, in the last epoch that was run."""
+    clip_fraction: float
+    ratio_max: float
+    ratio_min: float
+    head_entropies: dict[str, list[float]]
+    """Per epoch, mean over the steps where the head mattered."""
+    head_grad_norms: dict[str, list[float]]
+    """Per epoch, before clipping, for every head and `value`."""
+    head_kls: dict[str, float]
+    """Mean over the steps where the head mattered, in the last epoch."""
+    joint_entropy: float
+    """Exact entropy of the joint action in nats, before the update."""
+    joint_kl: float
+    """Exact KL from the policy before the update to the one of the last epoch, in nats."""
+    entropy_coefs: dict[str, float]
+    """Coefficient of each head in the loss, per-head factor included."""
+    mask_hit_rates: dict[str, float]
+    """Share of the decisions of a head in which masking removed at least one option."""
+    return_scale: float
+    total_grad_norm: float
+    """Before clipping, mean over optimiser steps."""
+    post_clip_grad_norm: float
+    gradient_stats: GradientStats | None
+    epochs_run: int
+    optimizer_steps: int
+    skipped_steps: int
+    """Minibatches left out because a loss, a ratio or a gradient was not finite."""
+    early_stopped: bool
+    """True if the KL limit ended the update."""
+    has_numerical_issue: bool
+    ratio_has_numerical_issue: bool
+    ratio_has_nan: NotRequired[bool]
+    ratio_has_inf: NotRequired[bool]

@@ -1,0 +1,174 @@
+"""What an update reports: numbers of each minibatch, fetched from the device in one go, and their summary."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from esper.leyline import DIVISION_GUARD
+from esper.simic.agent.losses import RatioStatistics
+from esper.simic.agent.optimizer import VALUE_UNIT, GradientNorms
+from esper.simic.agent.types import EpochMetrics, GradientStats, PPOUpdateMetrics, ValueDiagnostics
+from esper.simic.control.action_spec import ActionSpec
+
+
+class MinibatchReport(NamedTuple):
+    """One minibatch, on the host."""
+
+    scalars: dict[str, float]
+    entropies: list[float]
+    head_kls: list[float]
+    grad_norms: list[float]
+    """Per head, then value, then trunk."""
+
+    @property
+    def ratios_finite(self) -> bool:
+        """Whether all probability ratios were finite."""
+        return self.scalars["ratios_finite"] == 1.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether a step on these gradients leaves the parameters finite."""
+        losses = (self.scalars["total_loss"], self.scalars["total_grad_norm"])
+        return self.ratios_finite and all(math.isfinite(number) for number in losses)
+
+
+@torch.inference_mode()
+def fetch_report(
+    policy: Tensor, value: Tensor, total: Tensor, entropies: Tensor, ratios: RatioStatistics, norms: GradientNorms
+) -> MinibatchReport:
+    """Everything that the host wants to know about a minibatch, in one transfer."""
+    scalars = {
+        "policy_loss": policy,
+        "value_loss": value,
+        "total_loss": total,
+        "approx_kl": ratios.approx_kl,
+        "clip_fraction": ratios.clip_fraction,
+        "ratio_max": ratios.ratio_max,
+        "ratio_min": ratios.ratio_min,
+        "ratios_finite": ratios.all_finite.float(),
+        "total_grad_norm": norms.total,
+        "post_clip_grad_norm": norms.post_clip,
+    }
+    parts = [torch.stack(list(scalars.values())), entropies, ratios.head_kls, norms.units]
+    numbers = iter(torch.cat(parts).tolist())
+    first, *lists = ([next(numbers) for _ in part] for part in parts)
+    return MinibatchReport(dict(zip(scalars, first, strict=True)), *lists)
+
+
+@torch.no_grad()
+def value_diagnostics(values: Tensor, returns: Tensor, advantages: Tensor) -> ValueDiagnostics:
+    """How good the value function was, from flat `[M]` tensors in any precision, in one transfer."""
+    values, returns, advantages = values.float(), returns.float(), advantages.float()
+    # correction 0, so that a single step gives a spread of 0 and not NaN
+    spread = returns.var(correction=0)
+    explained = torch.where(
+        spread > DIVISION_GUARD, 1.0 - (returns - values).var(correction=0) / spread.clamp(min=DIVISION_GUARD), 0.0
+    )
+    numbers = {
+        "value_pred_mean": values.mean(),
+        "value_pred_std": values.std(correction=0),
+        "return_mean": returns.mean(),
+        "return_std": spread.sqrt(),
+        "return_min": returns.min(),
+        "return_max": returns.max(),
+        "value_mse_before": (returns - values).square().mean(),
+        "advantage_mean_prenorm": advantages.mean(),
+        "advantage_std_prenorm": advantages.std(correction=0),
+        "explained_variance": explained,
+    }
+    fetched = torch.stack(list(numbers.values())).tolist()
+    return cast("ValueDiagnostics", dict(zip(numbers, fetched, strict=True)))
+
+
+@dataclass(slots=True)
+class UpdateLog:
+    """The minibatches of one update, epoch by epoch."""
+
+    spec: ActionSpec
+    epochs: list[list[MinibatchReport]] = field(default_factory=list)
+    """Per epoch, the minibatches whose step was taken, or that ended the update."""
+    optimizer_steps: int = 0
+    skipped_steps: int = 0
+    early_stopped: bool = False
+    ratio_issue: bool = False
+    ratio_kinds: dict[str, bool] = field(default_factory=dict)
+    """`ratio_has_nan` and `ratio_has_inf`, where someone asked for them."""
+
+    def _scalar(self, name: str) -> list[float]:
+        """The mean of a scalar over the minibatches of each epoch."""
+        return [_mean([report.scalars[name] for report in epoch]) for epoch in self.epochs if epoch]
+
+    def _by_name(self, pick: Literal["entropies", "head_kls", "grad_norms"]) -> dict[str, list[float]]:
+        """Per head (or unit) the mean of a list over the minibatches of each epoch."""
+        rows = [[getattr(report, pick) for report in epoch] for epoch in self.epochs if epoch]
+        names = (*self.spec.names, VALUE_UNIT) if pick == "grad_norms" else self.spec.names
+        return {name: [_mean([row[i] for row in epoch]) for epoch in rows] for i, name in enumerate(names)}
+
+    def epoch_metrics(self) -> EpochMetrics:
+        """Losses, KL and clipping of each epoch."""
+        return EpochMetrics(
+            policy_loss=self._scalar("policy_loss"),
+            value_loss=self._scalar("value_loss"),
+            entropy=[sum(heads) for heads in zip(*self._by_name("entropies").values(), strict=True)],
+            total_loss=self._scalar("total_loss"),
+            approx_kl=self._scalar("approx_kl"),
+            clip_fraction=self._scalar("clip_fraction"),
+        )
+
+    def _gradient_stats(self, reports: list[MinibatchReport]) -> GradientStats | None:
+        if not reports:
+            return None
+        norms = reports[-1].grad_norms
+        return GradientStats(grad_norm=reports[-1].scalars["total_grad_norm"], max_grad=max(norms), min_grad=min(norms))
+
+    def summary(self, diagnostics: ValueDiagnostics, **others: Any) -> PPOUpdateMetrics:
+        """The public metrics; `others` are those that are not made of minibatches."""
+        epochs = self.epoch_metrics()
+        reports = [report for epoch in self.epochs for report in epoch]
+        metrics = {
+            "empty": False,
+            **{name: _mean(numbers) for name, numbers in cast("dict[str, list[float]]", epochs).items()},
+            "approx_kl": _last(epochs["approx_kl"]),
+            "ratio_max": max((report.scalars["ratio_max"] for report in reports), default=1.0),
+            "ratio_min": min((report.scalars["ratio_min"] for report in reports), default=1.0),
+            "head_entropies": self._by_name("entropies"),
+            "head_grad_norms": self._by_name("grad_norms"),
+            "head_kls": {name: _last(kls) for name, kls in self._by_name("head_kls").items()},
+            "total_grad_norm": _mean([report.scalars["total_grad_norm"] for report in reports]),
+            "post_clip_grad_norm": _mean([report.scalars["post_clip_grad_norm"] for report in reports]),
+            "gradient_stats": self._gradient_stats(reports),
+            "epochs_run": len(self.epochs),
+            "optimizer_steps": self.optimizer_steps,
+            "skipped_steps": self.skipped_steps,
+            "early_stopped": self.early_stopped,
+            "has_numerical_issue": self.skipped_steps > 0,
+            "ratio_has_numerical_issue": self.ratio_issue,
+        }
+        return cast("PPOUpdateMetrics", {**metrics, **diagnostics, **self.ratio_kinds, **others})
+
+
+def _mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else 0.0
+
+
+def _last(numbers: list[float]) -> float:
+    return numbers[-1] if numbers else 0.0
+
+
+def empty_metrics(spec: ActionSpec, return_scale: float) -> PPOUpdateMetrics:
+    """What an update without a single step reports."""
+    nothing = cast("ValueDiagnostics", dict.fromkeys(ValueDiagnostics.__annotations__, 0.0))
+    none_per_head = dict.fromkeys(spec.names, 0.0)
+    metrics = UpdateLog(spec).summary(
+        nothing,
+        joint_entropy=0.0,
+        joint_kl=0.0,
+        entropy_coefs=none_per_head,
+        mask_hit_rates=none_per_head,
+        return_scale=return_scale,
+    )
+    metrics["empty"] = True
+    return metrics
