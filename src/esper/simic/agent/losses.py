@@ -87,7 +87,7 @@ def ratio_statistics(log_ratio: Tensor, active: Tensor, valid: Tensor, clip_rati
     heads, by the chain rule of a factored policy, and averages over steps; heads that did not matter add nothing.
     """
     ratio = log_ratio.exp()
-    kl = ratio - 1.0 - log_ratio
+    kl = log_ratio.expm1() - log_ratio  # unlike (ratio - 1), expm1 loses nothing when the ratio is close to 1
     steps = valid.sum().clamp(min=1)
     clipped = (active & ((ratio - 1.0).abs() > clip_ratio)).sum() / active.sum().clamp(min=1)
     return RatioStatistics(

@@ -64,20 +64,14 @@ class GradientNorms(NamedTuple):
 
 def clip_gradients(units: Mapping[str, list[nn.Parameter]], max_norm: float, mode: GradClipMode) -> GradientNorms:
     """Clip each unit to `max_norm`, or all together, in place and without waiting for the device."""
-    norms = torch.stack([_norm(parameters) for parameters in units.values()])
+    names = [name for name, parameters in units.items() for p in parameters if p.grad is not None]
+    gradients = [p.grad for parameters in units.values() for p in parameters if p.grad is not None]
+    owner = torch.tensor([list(units).index(name) for name in names], device=gradients[0].device)
+    squares = torch.stack(torch._foreach_norm(gradients)).square()
+    norms = squares.new_zeros(len(units)).index_add(0, owner, squares).sqrt()
     total = torch.linalg.vector_norm(norms)
     limited = norms if mode == "per_head" else total.expand_as(norms)
     # The same small number as in torch's own clipping keeps a zero norm from dividing by zero.
     factors = (max_norm / (limited + 1e-6)).clamp(max=1.0)
-    for parameters, factor in zip(units.values(), factors, strict=True):
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+    torch._foreach_mul_(gradients, factors[owner].unbind())
     return GradientNorms(norms, total, torch.linalg.vector_norm(norms * factors))
-
-
-def _norm(parameters: list[nn.Parameter]) -> Tensor:
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients:
-        return torch.zeros((), device=parameters[0].device)
-    return torch.nn.utils.get_total_norm(gradients, foreach=True)

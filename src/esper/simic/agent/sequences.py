@@ -48,11 +48,11 @@ class SequenceBatch:
     lengths: Tensor
 
     def rows(self, index: Tensor) -> "SequenceBatch":
-        """The sequences in `index`, cut to the longest of them."""
+        """The sequences in `index`, cut to the longest of them, without the full masks: losses need `selected` only."""
         longest = int(self.lengths[index].max())
         return SequenceBatch(
             **{name: getattr(self, name)[index, :longest] for name in _STEP_FIELDS},
-            masks={name: mask[index, :longest] for name, mask in self.masks.items()},
+            masks={},
             hidden=(self.hidden[0][:, index], self.hidden[1][:, index]),
             lengths=self.lengths[index],
         )

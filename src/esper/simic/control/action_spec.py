@@ -12,8 +12,8 @@ matter it stores index 0 and counts nowhere. The mask of a head may depend on th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from typing import Any, Self
 
 import torch
@@ -37,14 +37,12 @@ class Head:
     """The head on whose drawn value this head's mask depends; None: on none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ActionSpec:
     """The heads of an action in storage order (the columns of `actions [..., H]`) and which of them decides."""
 
     heads: tuple[Head, ...]
     decider: str
-    order: tuple[int, ...] = field(init=False, compare=False, repr=False)
-    """Head indices in the order in which they are drawn: whatever a mask depends on comes first."""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) != len(self.names):
@@ -56,7 +54,8 @@ class ActionSpec:
             raise InputError(f"the deciding head {self.decider!r} always matters and depends on no other head")
         for head in self.heads:
             self._check_relevance(head)
-        object.__setattr__(self, "order", self._drawing_order())
+        if len(self.order) != len(self.heads):
+            raise InputError("the masks of some heads depend on each other in a circle")
 
     def _check_relevance(self, head: Head) -> None:
         decisions = range(self.head(self.decider).size)
@@ -68,30 +67,25 @@ class ActionSpec:
         ):
             raise InputError(f"head {head.name!r} matters where {head.mask_given!r}, which its mask needs, does not")
 
-    def _drawing_order(self) -> tuple[int, ...]:
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Head indices in the order in which they are drawn: whatever a mask depends on comes first."""
         placed = [self.decider]
-        while len(placed) < len(self.heads):
-            ready = [
-                head.name
-                for head in self.heads
-                if head.name not in placed and (head.mask_given is None or head.mask_given in placed)
-            ]
-            if not ready:
-                raise InputError("the masks of some heads depend on each other in a circle")
-            placed += ready
+        for _ in self.heads:
+            placed += [h.name for h in self.heads if h.name not in placed and h.mask_given in (None, *placed)]
         return tuple(self.names.index(name) for name in placed)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Head names in storage order."""
         return tuple(head.name for head in self.heads)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Size of the widest head: the K that padded logits `[..., H, K]` share."""
         return max(head.size for head in self.heads)
 
-    @property
+    @cached_property
     def decider_index(self) -> int:
         """Column of the deciding head."""
         return self.names.index(self.decider)

@@ -1,0 +1,211 @@
+"""How long one update and one action step take, beside sb3-contrib's RecurrentPPO on the same shapes.
+
+Times are CPU-seconds of this process with one thread. Repeats of the two are interleaved, so that a busy machine slows
+both, and medians are reported.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.leyline import SlotConfig
+from esper.simic.agent.collect import Outcome, collect, first_view
+from esper.simic.agent.network import FactoredRecurrentActorCritic
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.control.action_spec import Masks, esper_action_spec
+
+ENVS, STEPS, OBS_DIM = 8, 150, 128
+EPOCHS, MINIBATCHES = 4, 4
+LSTM_SIZES = (128, 512)
+HEAD_DIM = 64
+"""Width of the layers behind the LSTM, as in RecurrentPPO's policy."""
+ACT_STEPS = 50
+
+
+class NoiseWorld:
+    """Random observations and rewards in episodes of `STEPS`: only shapes matter for timing."""
+
+    def __init__(self) -> None:
+        self.num_envs, self.obs_dim = ENVS, OBS_DIM
+        self.spec = esper_action_spec(SlotConfig.default())
+        self._masks = self.spec.all_legal((ENVS,))
+        self._age = 0
+
+    def reset(self) -> tuple[Tensor, Masks]:
+        """The first of `STEPS` observations."""
+        return torch.randn(ENVS, OBS_DIM), self._masks
+
+    def step(self, actions: Tensor) -> Outcome:
+        """Noise, whatever is done."""
+        self._age = (self._age + 1) % STEPS
+        ended = torch.full((len(actions),), self._age == 0)
+        obs = torch.randn(ENVS, OBS_DIM)
+        return Outcome(obs, self._masks, obs, torch.randn(ENVS), ended, torch.zeros_like(ended))
+
+
+class NoiseEnv(gymnasium.Env[Any, Any]):
+    """The same for Gymnasium, one environment; its action has the sizes of Esper's heads."""
+
+    def __init__(self) -> None:
+        sizes = [head.size for head in esper_action_spec(SlotConfig.default()).heads]
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (OBS_DIM,), np.float32)
+        self.action_space = gymnasium.spaces.MultiDiscrete(sizes)
+        self._age = 0
+
+    def _obs(self) -> Any:
+        return self.np_random.standard_normal(OBS_DIM, dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """The first of `STEPS` observations."""
+        super().reset(seed=seed, options=options)
+        self._age = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Noise, whatever `action` is."""
+        del action
+        self._age += 1
+        return self._obs(), float(self.np_random.standard_normal()), self._age == STEPS, False, {}
+
+
+def bench_ppo_update(lstm_sizes: tuple[int, ...] = LSTM_SIZES, repeats: int = 3) -> dict[str, Any]:
+    """Times as plain data.
+
+    `ppo_update.ours_s` and `ppo_update.sb3_s` map LSTM size to CPU-seconds of one update, `ppo_update.speedup` to
+    their ratio, `act_step_ms` to CPU-milliseconds of one decision for all environments. RecurrentPPO comes as it is,
+    with an LSTM each for actor and critic, and (`shared_lstm`) with one for both, as ours. Without sb3-contrib its
+    entries are None and `ppo_update.note` says how to get it.
+    """
+    torch.set_num_threads(1)
+    ours: dict[str, float] = {}
+    theirs: dict[str, float] = {}
+    shared: dict[str, float] = {}
+    act: dict[str, float] = {}
+    peer_missing = _peer_missing()
+    for size in lstm_sizes:
+        contenders = {"ours": _our_update(size)}
+        if peer_missing is None:
+            contenders["sb3"] = _sb3_update(size, {})
+            contenders["sb3 shared"] = _sb3_update(size, {"shared_lstm": True, "enable_critic_lstm": False})
+        medians = _interleaved(contenders, repeats)
+        ours[str(size)] = medians["ours"]
+        if peer_missing is None:
+            theirs[str(size)], shared[str(size)] = medians["sb3"], medians["sb3 shared"]
+        act[str(size)] = 1000.0 * _act_step_seconds(size)
+    return {
+        "setting": {
+            "envs": ENVS,
+            "steps": STEPS,
+            "obs_dim": OBS_DIM,
+            "epochs": EPOCHS,
+            "minibatches": MINIBATCHES,
+            "repeats": repeats,
+            "threads": 1,
+            "unit": "CPU-seconds",
+        },
+        "ppo_update": {
+            "ours_s": ours,
+            "sb3_s": theirs or None,
+            "sb3_shared_lstm_s": shared or None,
+            "speedup": {size: theirs[size] / ours[size] for size in theirs} or None,
+            "speedup_shared_lstm": {size: shared[size] / ours[size] for size in shared} or None,
+            "note": peer_missing,
+        },
+        "act_step_ms": act,
+    }
+
+
+def _peer_missing() -> str | None:
+    try:
+        import sb3_contrib  # noqa: F401
+    except ImportError:
+        return "sb3-contrib is not installed, so there is nothing to compare with: pip install 'esper[peers]'"
+    return None
+
+
+def _interleaved(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """Median CPU-seconds of each contender over `repeats` turns, after one turn to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(repeats + 1):
+        for name, run in contenders.items():
+            seconds = run()
+            if turn > 0:
+                times[name].append(seconds)
+    return {name: statistics.median(measured) for name, measured in times.items()}
+
+
+def _cpu_seconds(run: Callable[[], object]) -> float:
+    """CPU time of one call, with garbage collection put off, as `timeit` does."""
+    gc.collect()
+    gc.disable()
+    start = time.process_time()
+    run()
+    seconds = time.process_time() - start
+    gc.enable()
+    return seconds
+
+
+def _agent(lstm_size: int) -> PPOAgent:
+    spec = esper_action_spec(SlotConfig.default())
+    return PPOAgent(
+        state_dim=OBS_DIM,
+        network=FactoredRecurrentActorCritic(spec, OBS_DIM, lstm_hidden_dim=lstm_size, head_dim=HEAD_DIM),
+        num_envs=ENVS,
+        max_steps=STEPS,
+        recurrent_n_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES,
+        target_kl=None,
+        device="cpu",
+    )
+
+
+def _our_update(lstm_size: int) -> Callable[[], float]:
+    agent, world = _agent(lstm_size), NoiseWorld()
+
+    def run() -> float:
+        collect(agent, world, first_view(agent, world))
+        return _cpu_seconds(agent.update)
+
+    return run
+
+
+def _sb3_update(lstm_size: int, policy_options: dict[str, Any]) -> Callable[[], float]:
+    from sb3_contrib import RecurrentPPO
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    envs = DummyVecEnv([NoiseEnv] * ENVS)
+    model = RecurrentPPO(
+        "MlpLstmPolicy",
+        envs,
+        n_steps=STEPS,
+        batch_size=ENVS * STEPS // MINIBATCHES,
+        n_epochs=EPOCHS,
+        policy_kwargs={"lstm_hidden_size": lstm_size, **policy_options},
+        device="cpu",
+    )
+    _, callback = model._setup_learn(ENVS * STEPS)
+
+    def run() -> float:
+        model.collect_rollouts(envs, callback, model.rollout_buffer, n_rollout_steps=STEPS)
+        return _cpu_seconds(model.train)
+
+    return run
+
+
+def _act_step_seconds(lstm_size: int) -> float:
+    agent, world = _agent(lstm_size), NoiseWorld()
+    view = first_view(agent, world)
+
+    def run() -> None:
+        for _ in range(ACT_STEPS):
+            agent.act(view.obs, view.masks, view.hidden)
+
+    run()
+    return statistics.median(_cpu_seconds(run) for _ in range(5)) / ACT_STEPS
