@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline import SlotConfig
+from esper.simic.agent import Outcome, PPOAgent, collect, first_view
+from esper.simic.agent.network import last_layer
 from esper.simic.control import ActionSpec, Head, Masks, esper_action_spec
 
 ESPER_SPEC = esper_action_spec(SlotConfig.default())
@@ -111,3 +113,51 @@ def enumerate_log_probs(spec: ActionSpec, logits: Tensor, masks: Masks) -> tuple
                 total = total + chosen.nan_to_num(nan=-math.inf, neginf=-math.inf)
         columns.append(total)
     return torch.tensor(actions), torch.stack(columns, dim=-1)
+
+
+class RandomWorld:
+    """Esper's heads under random masks, with random observations, rewards, terminations and truncations."""
+
+    obs_dim = 6
+
+    def __init__(self, num_envs: int = 4, end_rate: float = 0.15) -> None:
+        self.num_envs, self.spec, self._end_rate = num_envs, ESPER_SPEC, end_rate
+
+    def reset(self) -> tuple[Tensor, Masks]:
+        return torch.randn(self.num_envs, self.obs_dim), random_masks(self.spec, self.num_envs)
+
+    def step(self, actions: Tensor) -> Outcome:
+        ended = torch.rand(self.num_envs) < self._end_rate
+        truncated = ended & (torch.rand(self.num_envs) < 0.5)
+        obs, masks = self.reset()
+        final = torch.randn(self.num_envs, self.obs_dim)
+        return Outcome(obs, masks, final, torch.randn(self.num_envs), ended & ~truncated, truncated)
+
+
+def make_agent(**overrides: object) -> PPOAgent:
+    """A small agent for `RandomWorld`."""
+    options: dict[str, object] = {
+        "state_dim": 6,
+        "num_envs": 4,
+        "max_steps": 12,
+        "lstm_hidden_dim": 16,
+        "device": "cpu",
+    }
+    return PPOAgent(**(options | overrides))  # type: ignore[arg-type]
+
+
+def agent_with_round(seed: int = 0, world: RandomWorld | None = None, **overrides: object) -> PPOAgent:
+    """The same with a full buffer. The policy is sharpened first, so that its heads differ from uniform."""
+    torch.manual_seed(seed)
+    agent = make_agent(**overrides)
+    world = RandomWorld(agent.num_envs) if world is None else world
+    with torch.no_grad():
+        for name in agent.spec.names:
+            last_layer(agent._base_network.policy_head(name)).weight.mul_(100.0)
+    collect(agent, world, first_view(agent, world))
+    return agent
+
+
+def parameters_of(agent: PPOAgent) -> Tensor:
+    """All parameters in one vector."""
+    return torch.nn.utils.parameters_to_vector(agent._base_network.parameters()).detach().clone()

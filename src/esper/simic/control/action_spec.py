@@ -127,7 +127,9 @@ def relevance_table(spec: ActionSpec, device: torch.device) -> Tensor:
     """`[decisions, H]`, True where a head matters for that value of the decider."""
     decisions = range(spec.head(spec.decider).size)
     rows = [[decision in spec.relevant_decisions(head) for head in spec.heads] for decision in decisions]
-    return torch.tensor(rows, dtype=torch.bool, device=device)
+    # Acting is often the first to ask, under inference mode; a tensor made there could never enter autograd.
+    with torch.inference_mode(False):
+        return torch.tensor(rows, dtype=torch.bool, device=device)
 
 
 @cache

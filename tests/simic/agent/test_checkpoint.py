@@ -1,0 +1,134 @@
+"""An agent that is saved and loaded goes on as if nothing had happened; anything else is refused in a sentence."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from simic_builders import RandomWorld, agent_with_round, make_agent, parameters_of
+
+from esper.leyline import InputError
+from esper.simic.agent import (
+    CHECKPOINT_VERSION,
+    PPOAgent,
+    checkpoint,
+    collect,
+    first_view,
+    load_checkpoint,
+    save_checkpoint,
+)
+from esper.simic.control import RewardNormalizer, RunningMeanStd
+
+
+def learn(agent: PPOAgent, rounds: int) -> None:
+    world = RandomWorld(agent.num_envs)
+    for _ in range(rounds):
+        collect(agent, world, first_view(agent, world))
+        agent.update()
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.01, "head_lr_scale": {"op": 2.0}, "num_minibatches": 2}])
+def test_learning_goes_on_bit_for_bit_after_a_reload(tmp_path: Path, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    agent = make_agent(**options)
+    learn(agent, 2)
+    save_checkpoint(tmp_path / "agent.pt", agent)
+    loaded, extra = load_checkpoint(tmp_path / "agent.pt", device="cpu")
+    assert extra == {}
+    assert (loaded.total_steps, loaded.updates) == (agent.total_steps, agent.updates)
+    for each in (agent, loaded):
+        torch.manual_seed(1)
+        learn(each, 2)
+    assert torch.equal(parameters_of(agent), parameters_of(loaded))
+    assert torch.equal(agent.return_scale.scale, loaded.return_scale.scale)
+
+
+def test_normaliser_states_travel_with_the_agent(tmp_path: Path) -> None:
+    observations, rewards = RunningMeanStd((6,)), RewardNormalizer()
+    observations.update(torch.randn(20, 6))
+    rewards.update_and_normalize(3.0)
+    states = {"obs_normalizer": observations.state_dict(), "reward_normalizer": rewards.state_dict()}
+    save_checkpoint(tmp_path / "agent.pt", make_agent(), states)
+    _, extra = load_checkpoint(tmp_path / "agent.pt", device="cpu")
+    again = RunningMeanStd((6,))
+    again.load_state_dict(extra["obs_normalizer"])
+    torch.testing.assert_close(again.state_dict(), observations.state_dict(), rtol=0, atol=0)
+    assert extra["reward_normalizer"] == rewards.state_dict()
+
+
+def test_the_file_holds_plain_data_under_documented_keys(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "agent.pt", make_agent())
+    state = torch.load(tmp_path / "agent.pt", weights_only=True)
+    assert state["version"] == CHECKPOINT_VERSION == 1
+    assert state["state_dim"] == 6
+    assert state["slot_config"] == {"slot_ids": ["r0c0", "r0c1", "r0c2"]}
+    assert {"network_state_dict", "optimizer_state_dict", "config", "action_spec", "extra"} <= set(state)
+
+
+def test_a_compiled_agent_saves_the_same_names_as_a_plain_one(tmp_path: Path) -> None:
+    plain = make_agent()
+    wrapped = make_agent(network=torch.compile(plain._base_network, backend="eager"))
+    assert wrapped._base_network is plain._base_network
+    save_checkpoint(tmp_path / "wrapped.pt", wrapped)
+    loaded, _ = load_checkpoint(tmp_path / "wrapped.pt", device="cpu")
+    obs, hidden = torch.randn(4, 6), plain.initial_hidden()
+    torch.testing.assert_close(loaded.value(obs, hidden), plain.value(obs, hidden))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"format": "esper-agent", "version": 99}, "version 99"),
+        ({"weights": torch.zeros(3)}, "not a checkpoint of an Esper agent"),
+        ([1, 2, 3], "not a checkpoint of an Esper agent"),
+        (Path("a pickled class"), "not a readable checkpoint"),
+    ],
+)
+def test_foreign_and_newer_files_are_refused(tmp_path: Path, content: object, reason: str) -> None:
+    torch.save(content, tmp_path / "other.pt")
+    with pytest.raises(InputError, match=reason):
+        load_checkpoint(tmp_path / "other.pt")
+
+
+def test_truncated_and_absent_files_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "agent.pt", make_agent())
+    whole = (tmp_path / "agent.pt").read_bytes()
+    for size in (0, 10, len(whole) // 2, len(whole) - 10):
+        (tmp_path / "cut.pt").write_bytes(whole[:size])
+        with pytest.raises(InputError, match="not a readable checkpoint"):
+            load_checkpoint(tmp_path / "cut.pt")
+    with pytest.raises(InputError, match="no checkpoint"):
+        load_checkpoint(tmp_path / "absent.pt")
+
+
+def test_a_failed_save_leaves_the_old_checkpoint_and_no_litter(tmp_path: Path) -> None:
+    agent = make_agent()
+    save_checkpoint(tmp_path / "agent.pt", agent)
+    before = (tmp_path / "agent.pt").read_bytes()
+    with pytest.raises(Exception, match="pickle"):
+        save_checkpoint(tmp_path / "agent.pt", agent, {"unsavable": lambda: None})
+    assert (tmp_path / "agent.pt").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["agent.pt"]
+
+
+def test_the_loaded_weights_are_released_before_the_agent_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path / "agent.pt", agent_with_round())
+    load, references = torch.load, []
+
+    def remember(*arguments: Any, **options: Any) -> Any:
+        state = load(*arguments, **options)
+        references.append(weakref.ref(state["network_state_dict"]["lstm.weight_hh_l0"]))
+        return state
+
+    def build(**options: Any) -> PPOAgent:
+        gc.collect()
+        assert references[0]() is None
+        return PPOAgent(**options)
+
+    monkeypatch.setattr(torch, "load", remember)
+    monkeypatch.setattr(checkpoint, "PPOAgent", build)
+    load_checkpoint(tmp_path / "agent.pt", device="cpu")

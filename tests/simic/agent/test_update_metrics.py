@@ -1,0 +1,123 @@
+"""What an update reports: against NumPy, per head, and of the right types."""
+
+import logging
+import math
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from simic_builders import RandomWorld, agent_with_round
+
+from esper.leyline import HEAD_NAMES
+from esper.simic.agent import PPOUpdateMetrics
+from esper.simic.agent.update_log import value_diagnostics
+from esper.simic.control import joint_entropy
+from esper.simic.control.action_masks import mask_hit_rates
+
+
+def test_value_diagnostics_equal_numpy() -> None:
+    agent = agent_with_round()
+    buffer = agent.buffer
+    buffer.compute_advantages_and_returns(agent.gamma, agent.gae_lambda)
+    values, returns, advantages = (
+        t.double().numpy().copy() for t in (buffer.values, buffer.returns, buffer.advantages)
+    )
+    metrics = agent.update()
+    expected = {
+        "value_pred_mean": values.mean(),
+        "value_pred_std": values.std(),
+        "return_mean": returns.mean(),
+        "return_std": returns.std(),
+        "return_min": returns.min(),
+        "return_max": returns.max(),
+        "value_mse_before": ((returns - values) ** 2).mean(),
+        "advantage_mean_prenorm": advantages.mean(),
+        "advantage_std_prenorm": advantages.std(),
+        "explained_variance": 1 - np.var(returns - values) / np.var(returns),
+    }
+    for name, number in expected.items():
+        assert metrics[name] == pytest.approx(number, rel=1e-4, abs=1e-5), name  # type: ignore[literal-required]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_value_diagnostics_are_finite_in_half_precision(dtype: torch.dtype) -> None:
+    large = torch.full((100,), 300.0, dtype=dtype) + torch.arange(100).to(dtype)
+    assert all(math.isfinite(number) for number in value_diagnostics(large, large, large).values())  # type: ignore[arg-type]
+
+
+def test_explained_variance_is_one_for_perfect_values_and_zero_for_constant_returns() -> None:
+    returns, zeros = torch.randn(50), torch.zeros(50)
+    assert value_diagnostics(returns, returns, zeros)["explained_variance"] == pytest.approx(1.0)
+    assert value_diagnostics(returns, zeros, zeros)["explained_variance"] == 0.0
+    assert value_diagnostics(torch.ones(1), torch.ones(1), torch.ones(1))["return_std"] == 0.0
+
+
+@pytest.mark.parametrize(("rewards", "warned"), [(0.0, True), (1.0, False)])
+def test_a_small_spread_of_advantages_is_warned_of_once(
+    rewards: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = agent_with_round()
+    agent.buffer.rewards *= rewards
+    agent.buffer.values *= rewards
+    agent.buffer.bootstrap_values *= rewards
+    with caplog.at_level(logging.WARNING):
+        agent.update()
+    assert [("gamma" in record.message) for record in caplog.records] == [True] * warned
+
+
+def test_metrics_have_the_declared_types() -> None:
+    metrics = agent_with_round(recurrent_n_epochs=2).update()
+    hints = get_type_hints(PPOUpdateMetrics)
+    for name, value in metrics.items():
+        if hints[name] in (float, int, bool):
+            assert type(value) is hints[name], name
+    assert set(hints) - set(metrics) == {"ratio_has_nan", "ratio_has_inf"}
+    assert tuple(metrics["head_entropies"]) == tuple(metrics["head_kls"]) == HEAD_NAMES
+    assert tuple(metrics["head_grad_norms"]) == (*HEAD_NAMES, "value")
+    assert metrics["gradient_stats"] is not None
+    assert metrics["gradient_stats"]["max_grad"] >= metrics["gradient_stats"]["min_grad"] > 0
+
+
+def test_a_head_that_is_certain_is_the_only_one_without_entropy() -> None:
+    agent = agent_with_round()
+    head = agent._base_network.policy_head("blend")
+    with torch.no_grad():
+        list(head.parameters())[-1].copy_(torch.tensor([100.0, 0.0, 0.0]))
+    agent.buffer.masks["blend"][:] = True
+    entropies = agent.update()["head_entropies"]
+    assert entropies["blend"][0] == pytest.approx(0.0, abs=1e-6)
+    assert all(entropies[name][0] > 0.01 for name in HEAD_NAMES if name != "blend")
+
+
+def test_joint_entropy_is_that_of_the_policy_that_acted() -> None:
+    agent = agent_with_round()
+    batch = agent.buffer.get_batched_sequences()
+    logits = agent._replay(batch)[0]
+    masks = {name: mask[batch.valid] for name, mask in batch.masks.items()}
+    expected = joint_entropy(agent.spec, logits[batch.valid], masks).mean().item()
+    metrics = agent.update()
+    assert metrics["joint_entropy"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["joint_kl"] > 0
+
+
+def test_approximate_and_exact_kl_agree_for_a_small_step() -> None:
+    metrics = agent_with_round(
+        world=RandomWorld(64), num_envs=64, max_steps=50, recurrent_n_epochs=2, lr=1e-3, target_kl=None
+    ).update()
+    assert metrics["approx_kl"] < metrics["joint_kl"] * 2.0
+    assert metrics["joint_kl"] < 0.1
+
+
+def test_mask_hit_rates_count_decisions_in_which_something_was_forbidden() -> None:
+    agent = agent_with_round()
+    selected = torch.ones(10, 4, agent.spec.width, dtype=torch.bool)
+    for index, head in enumerate(agent.spec.heads):
+        selected[:, index, head.size :] = False
+    selected[:3, 3, 0] = False
+    active = torch.ones(10, 4, dtype=torch.bool)
+    active[:, 1] = False
+    active[:2, 3] = False
+    rates = mask_hit_rates(agent.spec, selected, active)
+    assert rates == pytest.approx({"slot": 0.0, "blueprint": 0.0, "blend": 0.0, "op": 1 / 8})
+    assert set(agent.update()["mask_hit_rates"]) == set(HEAD_NAMES)
