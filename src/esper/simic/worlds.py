@@ -121,11 +121,13 @@ class FactoredBandit:
 
 
 class EndlessWorld:
-    """Two states that alternate for ever, reward 1 in each step: every value is 1 / (1 - gamma).
+    """Two states that alternate for ever; leaving the first pays 2, leaving the second nothing.
 
-    The recording is cut after `limit` steps. Whoever takes the cut for an end, or bootstraps it with the wrong state,
-    gets other values.
+    The mean value is r / (1 - gamma) with r = 1; see `true_values` for each state. The recording is cut after `limit`
+    steps. Whoever takes the cut for an end, or bootstraps it with the state before it, gets other values.
     """
+
+    REWARD = 2.0
 
     def __init__(self, num_envs: int, limit: int) -> None:
         self.num_envs = num_envs
@@ -133,6 +135,11 @@ class EndlessWorld:
         self.spec = one_head(2)
         self._masks = self.spec.all_legal((num_envs,))
         self._limit = limit
+
+    def true_values(self, gamma: float) -> Tensor:
+        """What each of the two states is worth."""
+        first = self.REWARD / (1.0 - gamma**2)
+        return torch.tensor([first, gamma * first])
 
     def _obs(self) -> Tensor:
         return torch.nn.functional.one_hot(self._age % 2, 2).float()
@@ -144,11 +151,11 @@ class EndlessWorld:
 
     def step(self, actions: Tensor) -> Outcome:
         """Nothing that is done matters."""
+        rewards = self.REWARD * (self._age % 2 == 0)
         self._age = self._age + 1
         final = self._obs()
         truncated = self._age == self._limit
         self._age = torch.where(truncated, actions.new_zeros(()), self._age)
-        rewards = torch.ones(self.num_envs)
         return Outcome(self._obs(), self._masks, final, rewards, torch.zeros_like(truncated), truncated)
 
 
