@@ -59,7 +59,7 @@ from esper.simic.control.normalization import RunningMeanStd
 logger = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class PPOAgent:
     """A recurrent policy with its optimiser and the buffer of the current round.
 
@@ -216,9 +216,10 @@ class PPOAgent:
     ) -> PPOUpdateMetrics:
         """Learn from one round, then clear it.
 
-        Every epoch replays whole sequences from their own start, so that no stored state of an older policy enters:
-        with shuffled single steps the LSTM would be trained on states it can no longer reach. `obs_normalizer`, if
-        given, takes in the raw observations first; learning uses the observations as acted upon.
+        Every epoch replays whole sequences from their own start, in one batch by default. This is deliberate: an
+        episode's start needs no stored state, so the LSTM is trained on states that the present weights lead to, which
+        shuffled single steps would not allow. `obs_normalizer`, if given, takes in the raw observations first;
+        learning uses the observations as acted upon.
         """
         buffer = self.buffer if buffer is None else buffer
         _require_same_heads("buffer", buffer.spec, self.spec)

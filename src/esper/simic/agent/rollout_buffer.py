@@ -75,21 +75,21 @@ class TamiyoRolloutBuffer:
             raise InputError(f"a buffer needs environments and steps; got {self.num_envs} and {self.max_steps}")
         self.spec = esper_action_spec(self.slot_config) if self.action_spec is None else self.action_spec
         grid = (self.num_envs, self.max_steps)
-        self.obs, self.raw_obs = self._empty(*grid, self.state_dim), self._empty(*grid, self.state_dim)
-        self.actions = self._empty(*grid, len(self.spec.heads), dtype=torch.long)
-        self.log_probs = self._empty(*grid, len(self.spec.heads))
-        self.values, self.rewards, self.bootstrap_values = (self._empty(*grid) for _ in range(3))
-        self.advantages, self.returns = self._empty(*grid), self._empty(*grid)
-        self.dones, self.truncated = (self._empty(*grid, dtype=torch.bool) for _ in range(2))
+        self.obs, self.raw_obs = self._zeros(*grid, self.state_dim), self._zeros(*grid, self.state_dim)
+        self.actions = self._zeros(*grid, len(self.spec.heads), dtype=torch.long)
+        self.log_probs = self._zeros(*grid, len(self.spec.heads))
+        self.values, self.rewards, self.bootstrap_values = (self._zeros(*grid) for _ in range(3))
+        self.advantages, self.returns = self._zeros(*grid), self._zeros(*grid)
+        self.dones, self.truncated = (self._zeros(*grid, dtype=torch.bool) for _ in range(2))
         self.masks = {
-            head.name: self._empty(*grid, *self.spec.mask_shape(head), dtype=torch.bool) for head in self.spec.heads
+            head.name: self._zeros(*grid, *self.spec.mask_shape(head), dtype=torch.bool) for head in self.spec.heads
         }
         kept = self.max_steps if self.hidden_storage == "all" else 1
         shape = (self.num_envs, kept, self.lstm_layers, self.lstm_hidden_dim)
-        self.hidden_h, self.hidden_c = self._empty(*shape), self._empty(*shape)
-        self.step_counts = self._empty(self.num_envs, dtype=torch.long)
+        self.hidden_h, self.hidden_c = self._zeros(*shape), self._zeros(*shape)
+        self.step_counts = self._zeros(self.num_envs, dtype=torch.long)
 
-    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     @property
@@ -184,7 +184,6 @@ class TamiyoRolloutBuffer:
             "obs": self.obs,
             "actions": self.actions,
             "old_log_probs": self.log_probs,
-            "old_values": self.values,
             "advantages": self.advantages,
             "returns": self.returns,
         }

@@ -25,7 +25,7 @@ class SequenceBatch:
     |---|---|
     | obs | `[G, L, D]` |
     | actions, old_log_probs, active | `[G, L, H]` |
-    | old_values, advantages, returns, valid | `[G, L]` |
+    | advantages, returns, valid | `[G, L]` |
     | selected | `[G, L, H, K]`: the masks that applied to the stored actions |
     | masks | per head `[G, L, ...]`: all of them, for the exact joint statistics |
     | hidden | two of `[layers, G, hidden]` |
@@ -37,7 +37,6 @@ class SequenceBatch:
     obs: Tensor
     actions: Tensor
     old_log_probs: Tensor
-    old_values: Tensor
     advantages: Tensor
     returns: Tensor
     valid: Tensor
