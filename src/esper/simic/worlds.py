@@ -1,6 +1,6 @@
 """Small worlds with known answers, and an adapter for Gymnasium: what the learner is tested and compared on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import gymnasium
 import numpy as np
@@ -92,7 +92,6 @@ class FactoredBandit:
             decider="mode",
         )
         self._generator = torch.Generator().manual_seed(seed)
-        self._envs = torch.arange(num_envs)
 
     def reset(self) -> tuple[Tensor, Masks]:
         """A new question in every environment."""
@@ -160,13 +159,8 @@ class EndlessWorld:
 
 
 def repeat_world(make: Callable[[], gymnasium.Env[object, object]], num_envs: int, seed: int) -> GymWorld:
-    """A POPGym task with discrete observations, shown one-hot."""
+    """A POPGym task with one discrete observation, shown one-hot."""
     space = make().observation_space
-    assert isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
-    sizes: Sequence[int] = [int(space.n)] if isinstance(space, gymnasium.spaces.Discrete) else space.nvec.tolist()
-    return GymWorld(make, num_envs, lambda obs: _one_hot(obs, sizes), seed)
-
-
-def _one_hot(obs: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    columns = obs.reshape(len(obs), -1)
-    return np.concatenate([np.eye(size)[columns[:, i]] for i, size in enumerate(sizes)], axis=1)
+    assert isinstance(space, gymnasium.spaces.Discrete)
+    codes = np.eye(int(space.n))
+    return GymWorld(make, num_envs, lambda obs: codes[obs], seed)

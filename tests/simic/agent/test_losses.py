@@ -69,10 +69,11 @@ def test_value_clipping_takes_the_worse_error_and_keeps_the_half() -> None:
 
 def test_huber_bounds_the_gradient_of_each_step() -> None:
     values = torch.tensor([[100.0, 0.3]], requires_grad=True)
-    _, errors = value_loss(values, torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), kind="huber")
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    _, errors = value_loss(values, torch.zeros(1, 2), valid, kind="huber", huber_delta=0.7)
     errors.sum().backward()
     assert values.grad is not None
-    torch.testing.assert_close(values.grad, torch.tensor([[1.0, 0.3]]))
+    torch.testing.assert_close(values.grad, torch.tensor([[0.7, 0.3]]))
 
 
 def test_a_rare_head_is_not_diluted_in_the_entropy_bonus() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from simic_builders import agent_with_round, make_agent
 
-from esper.simic.agent.optimizer import clip_gradients, parameter_units
+from esper.simic.agent.optimizer import adam_kernels, clip_gradients, parameter_units
 
 
 def test_without_decay_it_is_plain_adam() -> None:
@@ -12,6 +12,7 @@ def test_without_decay_it_is_plain_adam() -> None:
     assert type(optimizer) is torch.optim.Adam
     assert optimizer.defaults["eps"] == 1e-5
     assert optimizer.defaults["foreach"] is True
+    assert adam_kernels(torch.device("cuda")) == {"fused": True}
 
 
 def test_decay_reaches_the_critic_only() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from simic_builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
-from esper.leyline import InputError, InvalidStateMachineError
+from esper.leyline import InputError, InvalidStateMachineError, SlotConfig
 from esper.simic.agent import PPOAgent, collect, first_view
 
 
@@ -102,6 +102,14 @@ def test_acting_on_a_state_without_legal_actions_names_environment_head_and_step
     masks["op"][3] = False
     with pytest.raises(InvalidStateMachineError, match="'op' in environment 3 at step 7"):
         agent.act(torch.randn(4, 6), masks, agent.initial_hidden())
+
+
+def test_acting_under_masks_for_other_slots_is_an_error() -> None:
+    agent, other = make_agent(), make_agent(slot_config=SlotConfig.of_size(5))
+    with pytest.raises(InputError, match=r"'slot' must have shape \(4, 4, 3\); got \(4, 4, 5\)"):
+        agent.act(torch.randn(4, 6), other.spec.all_legal((4,)), agent.initial_hidden())
+    with pytest.raises(InputError, match="got nothing"):
+        agent.act(torch.randn(4, 6), {}, agent.initial_hidden())
 
 
 def test_acting_on_nan_observations_is_an_error() -> None:

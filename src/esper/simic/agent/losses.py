@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.simic.agent.advantages import compute_per_head_advantages
 
 ValueLossType = Literal["mse", "huber"]
-HUBER_DELTA = 1.0
+DEFAULT_HUBER_DELTA = 1.0
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -42,6 +42,7 @@ def value_loss(
     valid: Tensor,
     *,
     kind: ValueLossType = "mse",
+    huber_delta: float = DEFAULT_HUBER_DELTA,
     reference: Tensor | None = None,
     clip: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
@@ -49,16 +50,16 @@ def value_loss(
 
     With `reference` the pessimistic maximum of the plain error and that of a prediction kept within ±`clip` of it.
     """
-    errors = _value_errors(values, targets, kind)
+    errors = _value_errors(values, targets, kind, huber_delta)
     if reference is not None:
         kept = reference + (values - reference).clamp(-clip, clip)
-        errors = torch.maximum(errors, _value_errors(kept, targets, kind))
+        errors = torch.maximum(errors, _value_errors(kept, targets, kind, huber_delta))
     return masked_mean(errors.unsqueeze(-1), valid.unsqueeze(-1)).squeeze(-1), errors
 
 
-def _value_errors(values: Tensor, targets: Tensor, kind: ValueLossType) -> Tensor:
+def _value_errors(values: Tensor, targets: Tensor, kind: ValueLossType, huber_delta: float) -> Tensor:
     if kind == "huber":
-        return F.huber_loss(values, targets, delta=HUBER_DELTA, reduction="none")
+        return F.huber_loss(values, targets, delta=huber_delta, reduction="none")
     return 0.5 * (values - targets).square()
 
 

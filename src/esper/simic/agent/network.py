@@ -20,6 +20,7 @@ from esper.simic.control.action_masks import (
     draw_actions,
     pad_heads,
     require_finite,
+    require_fitting,
     require_legal,
     select_masks,
 )
@@ -179,6 +180,7 @@ class FactoredRecurrentActorCritic(nn.Module):
 
         The results are inference tensors: copy them into ordinary ones before training on them, as the buffer does.
         """
+        require_fitting(self.spec, masks, len(obs))
         output = self(obs, hidden)
         logits = output.logits.squeeze(1)
         require_finite(self.spec, obs, logits)

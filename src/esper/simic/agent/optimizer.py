@@ -32,10 +32,7 @@ def build_optimizer(
     Decay pulls a policy towards uniform and a recurrent trunk towards forgetting, so neither is decayed. Heads with a
     learning rate of their own get a group of their own.
     """
-    device = network.lstm_ln.weight.device
-    # fused needs CUDA to pay off; foreach spares the per-tensor loop on CPU
-    options: dict[str, Any] = {"lr": lr, "eps": DEFAULT_ADAM_EPS}
-    options |= {"fused": True} if device.type == "cuda" else {"foreach": True}
+    options = {"lr": lr, "eps": DEFAULT_ADAM_EPS} | adam_kernels(network.lstm_ln.weight.device)
     if weight_decay == 0.0 and not head_lr_scale:
         return torch.optim.Adam(network.parameters(), **options)
     units = parameter_units(network)
@@ -52,6 +49,11 @@ def build_optimizer(
         )
     kind = torch.optim.Adam if weight_decay == 0.0 else torch.optim.AdamW
     return kind([group for group in groups if group["params"]], **options)
+
+
+def adam_kernels(device: torch.device) -> dict[str, Any]:
+    """Which implementation of Adam to use: one fused kernel on CUDA, multi-tensor calls elsewhere."""
+    return {"fused": True} if device.type == "cuda" else {"foreach": True}
 
 
 class GradientNorms(NamedTuple):

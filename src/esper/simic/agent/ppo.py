@@ -37,6 +37,7 @@ from esper.leyline import (
 )
 from esper.simic.agent.entropy import EntropySchedule, fewest_valid
 from esper.simic.agent.losses import (
+    DEFAULT_HUBER_DELTA,
     ValueLossType,
     entropy_bonus,
     log_ratios,
@@ -107,6 +108,8 @@ class PPOAgent:
     """How far a value may move in one update before its loss is held, in units of the return scale."""
     value_coef: float = DEFAULT_VALUE_COEF
     value_loss_type: ValueLossType = "mse"
+    huber_delta: float = DEFAULT_HUBER_DELTA
+    """Where Huber's loss turns from squares to lines, in units of the return scale."""
     scale_values: bool = True
     """Whether value targets are divided by their running scale."""
     entropy_coef: float = DEFAULT_ENTROPY_COEF
@@ -335,6 +338,7 @@ class PPOAgent:
             part.returns / self.return_scale.scale,
             part.valid,
             kind=self.value_loss_type,
+            huber_delta=self.huber_delta,
             reference=reference if self.clip_value else None,
             clip=self.value_clip,
         )

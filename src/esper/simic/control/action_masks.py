@@ -131,6 +131,15 @@ def draw_actions(spec: ActionSpec, logits: Tensor, masks: Masks, *, deterministi
     return actions * relevant_heads(spec, actions)
 
 
+def require_fitting(spec: ActionSpec, masks: Masks, envs: int) -> None:
+    """Raise if a mask is absent or of another shape than `spec` gives it for so many environments."""
+    for head in spec.heads:
+        expected = (envs, *spec.mask_shape(head))
+        if head.name not in masks or masks[head.name].shape != expected:
+            given = tuple(masks[head.name].shape) if head.name in masks else "nothing"
+            raise InputError(f"the mask of head {head.name!r} must have shape {expected}; got {given}")
+
+
 def require_finite(spec: ActionSpec, obs: Tensor, logits: Tensor) -> None:
     """Raise if `logits [N, H, K]` hold NaN or infinity, and say whether `obs [N, D]` brought it in."""
     finite = logits.isfinite().all(-1)
