@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from simic_builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 from esper.leyline import InputError
 from esper.simic.agent import (
@@ -20,6 +19,7 @@ from esper.simic.agent import (
     save_checkpoint,
 )
 from esper.simic.control import RewardNormalizer, RunningMeanStd
+from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
 def learn(agent: PPOAgent, rounds: int) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from simic_builders import agent_with_round, make_agent, parameters_of
 from torch import nn
 
 from esper.simic.agent import FactoredRecurrentActorCritic
 from esper.simic.agent.advantages import generalized_advantages
 from esper.simic.control import MaskedCategorical, select_masks
+from tests.simic.builders import agent_with_round, make_agent, parameters_of
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from simic_builders import agent_with_round, make_agent
 
 from esper.simic.agent.entropy import fewest_valid
+from tests.simic.builders import agent_with_round, make_agent
 
 
 def mask(valid: int, total: int) -> torch.Tensor:

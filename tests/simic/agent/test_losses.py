@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from simic_builders import ESPER_SPEC
 
 from esper.leyline import Op
 from esper.simic.agent import causal_masks, compute_per_head_advantages
 from esper.simic.agent.losses import entropy_bonus, log_ratios, policy_loss, ratio_statistics, value_loss
+from tests.simic.builders import ESPER_SPEC
 
 
 @pytest.mark.parametrize(

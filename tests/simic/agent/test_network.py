@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from simic_builders import ESPER_SPEC, random_masks
 from torch import nn
 
 from esper.leyline import HEAD_NAMES, InputError, SlotConfig
 from esper.simic.agent import FactoredRecurrentActorCritic
 from esper.simic.agent.network import ResidualFeatures, last_layer, reset_hidden
 from esper.simic.control import MaskedCategorical, esper_action_spec, select_masks
+from tests.simic.builders import ESPER_SPEC, random_masks
 
 OBS_DIM = 11
 

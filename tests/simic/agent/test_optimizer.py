@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from simic_builders import agent_with_round, make_agent
 
 from esper.simic.agent.optimizer import adam_kernels, clip_gradients, parameter_units
+from tests.simic.builders import agent_with_round, make_agent
 
 
 def test_without_decay_it_is_plain_adam() -> None:

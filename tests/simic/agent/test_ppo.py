@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from simic_builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 from esper.leyline import (
     DEFAULT_ENTROPY_COEF_MIN,
@@ -22,6 +21,7 @@ from esper.leyline import (
 from esper.simic.agent import FactoredRecurrentActorCritic, PPOAgent, by_head, collect, first_view
 from esper.simic.agent.sequences import SequenceBatch
 from esper.simic.control import RunningMeanStd, esper_action_spec
+from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
 def log_ratio(agent: PPOAgent, batch: SequenceBatch, selected: torch.Tensor | None = None) -> torch.Tensor:

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from simic_builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 from esper.leyline import InputError, InvalidStateMachineError, SlotConfig
 from esper.simic.agent import PPOAgent, collect, first_view
+from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
 class Levels:

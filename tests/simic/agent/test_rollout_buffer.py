@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simic_builders import ESPER_SPEC
 from torch import Tensor
 
 from esper.leyline import InputError, SlotConfig
 from esper.simic.agent import Decision, TamiyoRolloutBuffer
 from esper.simic.agent.sequences import minibatches
+from tests.simic.builders import ESPER_SPEC
 
 OBS_DIM, HIDDEN = 3, 4
 
@@ -162,7 +162,7 @@ def test_a_missing_bootstrap_value_is_an_error(dones: list[int], truncated: list
 
 
 @given(seed=st.integers(0, 2**31), gamma=st.floats(0.5, 1.0), lam=st.floats(0.0, 1.0))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_advantages_equal_the_plain_definition_with_random_ends(seed: int, gamma: float, lam: float) -> None:
     torch.manual_seed(seed)
     buffer = make_buffer(num_envs=3, max_steps=12)

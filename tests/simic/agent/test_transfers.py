@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from simic_builders import agent_with_round
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from tests.simic.builders import agent_with_round
 
 READS = (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.cpu, Tensor.numpy)
 

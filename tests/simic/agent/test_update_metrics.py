@@ -7,13 +7,13 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 import torch
-from simic_builders import RandomWorld, agent_with_round
 
 from esper.leyline import HEAD_NAMES
 from esper.simic.agent import PPOUpdateMetrics
 from esper.simic.agent.update_log import value_diagnostics
 from esper.simic.control import joint_entropy
 from esper.simic.control.action_masks import mask_hit_rates
+from tests.simic.builders import RandomWorld, agent_with_round
 
 
 def test_value_diagnostics_equal_numpy() -> None:

@@ -6,9 +6,8 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from simic_builders import BANDIT_SPEC, ESPER_SPEC, enumerate_log_probs, joint_actions, random_masks
 from torch import Tensor
 
 from esper.leyline import InvalidStateMachineError, Op, SlotConfig
@@ -24,6 +23,7 @@ from esper.simic.control import (
     select_masks,
 )
 from esper.simic.control.action_masks import require_legal
+from tests.simic.builders import BANDIT_SPEC, ESPER_SPEC, enumerate_log_probs, joint_actions, random_masks
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
@@ -69,7 +69,6 @@ def test_joint_distribution_equals_enumeration_over_ten_thousand_mask_patterns(
 
 
 @given(num_slots=st.integers(1, 6), density=st.floats(0.05, 1.0), seed=st.integers(0, 2**31))
-@settings(deadline=None)
 def test_drawn_actions_are_legal_for_any_mask(num_slots: int, density: float, seed: int) -> None:
     spec = esper_action_spec(SlotConfig.of_size(num_slots))
     torch.manual_seed(seed)

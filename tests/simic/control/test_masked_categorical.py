@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import InputError, InvalidStateMachineError
@@ -30,7 +30,6 @@ def test_half_precision_stays_finite_and_gives_invalid_actions_nothing(dtype: to
     logits=st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=7),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_sampled_and_most_probable_actions_are_valid(logits: list[float], data: st.DataObject) -> None:
     mask = data.draw(st.lists(st.booleans(), min_size=len(logits), max_size=len(logits)).filter(any))
     distribution = MaskedCategorical(torch.tensor(logits).repeat(32, 1), torch.tensor(mask).repeat(32, 1))

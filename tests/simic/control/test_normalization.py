@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import InputError
@@ -13,7 +13,6 @@ from esper.simic.control import RewardNormalizer, RunningMeanStd
 
 
 @given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0))
-@settings(deadline=None)
 def test_statistics_do_not_depend_on_how_the_data_is_split(sizes: list[int]) -> None:
     data = 3.0 + 2.0 * torch.randn(sum(sizes), 4)
     statistics = RunningMeanStd((4,))
