@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from esper.simic.agent import Outcome
-from esper.simic.trials import ENDLESS_LIMIT, bandit_trial, endless_trial
+from esper.simic.trials import ENDLESS_ENVS, ENDLESS_LIMIT, bandit_trial, endless_trial
 from esper.simic.worlds import EndlessWorld
 
 
@@ -38,4 +38,4 @@ class StaleEnds(EndlessWorld):
 
 
 def test_bootstrapping_time_outs_with_the_state_before_the_step_gives_other_values() -> None:
-    assert endless_trial(0, StaleEnds(8, ENDLESS_LIMIT)).score > 0.05
+    assert endless_trial(0, StaleEnds(ENDLESS_ENVS, ENDLESS_LIMIT)).score > 0.05

@@ -45,8 +45,10 @@ BANDIT_SETTINGS: dict[str, Any] = {
     "num_minibatches": 4,
 }
 BANDIT_ROUNDS = 40
+ENDLESS_ENVS = 32
+"""Nothing that is done matters there, so the policy gradient is noise, and more environments average it out."""
 ENDLESS_SETTINGS: dict[str, Any] = {
-    "num_envs": 8,
+    "num_envs": ENDLESS_ENVS,
     "max_steps": 32,
     "lstm_hidden_dim": 16,
     "lr": 3e-3,
@@ -127,7 +129,7 @@ def endless_trial(seed: int, world: EndlessWorld | None = None, **overrides: Any
     """The endless world; the score is the relative error of the mean value, in the worse of its two states."""
     torch.manual_seed(seed)
     start = time.process_time()
-    world = EndlessWorld(ENDLESS_SETTINGS["num_envs"], ENDLESS_LIMIT) if world is None else world
+    world = EndlessWorld(ENDLESS_ENVS, ENDLESS_LIMIT) if world is None else world
     agent = agent_for(world, ENDLESS_SETTINGS, **overrides)
     learn(agent, world, lambda _: agent.updates >= ENDLESS_ROUNDS)
     collect(agent, world, first_view(agent, world))
