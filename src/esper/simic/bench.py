@@ -5,6 +5,7 @@ both, and medians are reported.
 """
 
 import gc
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -123,9 +124,7 @@ def bench_ppo_update(lstm_sizes: tuple[int, ...] = LSTM_SIZES, repeats: int = 3)
 
 
 def _peer_missing() -> str | None:
-    try:
-        import sb3_contrib  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("sb3_contrib") is None:
         return "sb3-contrib is not installed, so there is nothing to compare with: pip install 'esper[peers]'"
     return None
 
