@@ -22,8 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: setup  ## Grow a small network on handwritten digits and watch each stage.
-	$(BIN)/python examples/lifecycle_by_hand.py
+run: setup  ## Grow a small network on MNIST-1D beside the same network left alone.
+	$(BIN)/esper demo
 
 test: setup  ## Run the test suite (a few minutes).
 	$(BIN)/pytest -n 2
@@ -40,7 +40,8 @@ lint: setup  ## Check style, types and import contracts.
 coverage: setup  ## Measure line coverage of the test suite.
 	$(BIN)/pytest -n 2 --cov=esper --cov-report=term-missing:skip-covered
 
-bench: setup  ## Time what an idle slot costs.
+bench: setup  ## Measure what growing brings, and what an idle slot costs (about ten minutes).
+	$(BIN)/esper bench growth
 	$(BIN)/python benchmarks/idle_overhead.py
 
 clean:  ## Remove the environment and everything generated.

@@ -16,24 +16,15 @@ from esper.tolaria import EpisodeResult, find_task
 FIRST_SEED = 100
 TASKS = ("mnist1d", "mnist1d-shuffled")
 BY_PRICE = (3, 4, 1, 2, 0)
-NEVER_HOPELESS = -1e9
 TRIALS = [
-    HeuristicSettings(patience=0, margin=1.0, hope=NEVER_HOPELESS, order=tuple(range(5))),
-    HeuristicSettings(patience=0, margin=1.0, hope=NEVER_HOPELESS, order=BY_PRICE),
-    HeuristicSettings(patience=2, margin=1.0, hope=NEVER_HOPELESS, order=BY_PRICE),
-    HeuristicSettings(patience=3, margin=1.0, hope=NEVER_HOPELESS, order=BY_PRICE),
-    HeuristicSettings(patience=4, margin=1.0, hope=NEVER_HOPELESS, order=BY_PRICE),
-    HeuristicSettings(patience=3, margin=2.0, hope=NEVER_HOPELESS, order=BY_PRICE),
-    HeuristicSettings(patience=3, margin=1.0, hope=NEVER_HOPELESS, order=BY_PRICE, first_epoch=2, latest_epoch=2),
-    HeuristicSettings(patience=3, margin=1.0, hope=NEVER_HOPELESS, order=BY_PRICE, first_epoch=1, latest_epoch=1),
-    HeuristicSettings(patience=3, margin=1.0, hope=NEVER_HOPELESS, order=BY_PRICE, steps_needed=12),
-    HeuristicSettings(patience=3, margin=1.0, hope=NEVER_HOPELESS, order=BY_PRICE, steps_needed=16),
-    HeuristicSettings(patience=3, margin=0.5, hope=NEVER_HOPELESS, order=BY_PRICE),
-    HeuristicSettings(patience=4, margin=1.0, hope=0.0, order=BY_PRICE),
-    HeuristicSettings(patience=6, margin=1.0, hope=0.0, order=BY_PRICE),
-    HeuristicSettings(patience=6, margin=1.0, hope=0.25, order=BY_PRICE),
-    HeuristicSettings(patience=6, margin=0.5, hope=0.0, order=BY_PRICE),
-    HeuristicSettings(patience=6, margin=1.0, hope=0.0, order=BY_PRICE, first_epoch=5, latest_epoch=6),
+    HeuristicSettings(patience=0, order=tuple(range(5))),
+    HeuristicSettings(patience=0, order=BY_PRICE),
+    HeuristicSettings(patience=2, order=BY_PRICE),
+    HeuristicSettings(patience=3, order=BY_PRICE),
+    HeuristicSettings(patience=4, order=BY_PRICE),
+    HeuristicSettings(patience=3, margin=2.0, order=BY_PRICE),
+    HeuristicSettings(patience=3, margin=0.5, order=BY_PRICE),
+    HeuristicSettings(patience=3, order=BY_PRICE, first_epoch=2, latest_epoch=2),
 ]
 
 
@@ -49,14 +40,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     never = {name: run(name, Never(), options.seeds) for name in TASKS}
-    print("| first, latest | steps needed | patience | hope | margin | order |", " | ".join(TASKS), "|")
-    print("|---|---|---|---|---|---|" + "---|" * len(TASKS))
+    print("| first, latest | steps needed | patience | margin | order |", " | ".join(TASKS), "|")
+    print("|---|---|---|---|---|" + "---|" * len(TASKS))
     for settings in TRIALS:
         numbers = asdict(settings)
         cells = [gain(never[name], run(name, Heuristic(settings), options.seeds)) for name in TASKS]
         shown = [f"{numbers['first_epoch']}, {numbers['latest_epoch']}"]
-        shown += [str(numbers[key]) for key in ("steps_needed", "patience")]
-        shown += ["-" if numbers["hope"] == NEVER_HOPELESS else str(numbers["hope"]), str(numbers["margin"])]
+        shown += [str(numbers[key]) for key in ("steps_needed", "patience", "margin")]
         shown += ["".join(str(index) for index in numbers["order"])]
         print("|", " | ".join(shown + cells), "|", flush=True)
 

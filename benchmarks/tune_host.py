@@ -19,7 +19,7 @@ FIRST_SEED = 100
 Name = Literal["adamw", "sgd"]
 Schedule = Literal["constant", "cosine"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
-RATES: dict[Name, tuple[float, ...]] = {"adamw": (0.01, 0.02, 0.04, 0.08, 0.12), "sgd": (0.05, 0.1, 0.2, 0.4)}
+RATES: dict[Name, tuple[float, ...]] = {"adamw": (0.02, 0.04, 0.06, 0.08, 0.12), "sgd": (0.1, 0.2, 0.4)}
 DECAYS: dict[Name, float] = {"adamw": 0.01, "sgd": 0.0}
 
 

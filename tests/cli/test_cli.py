@@ -49,7 +49,7 @@ def test_blueprints_prices_every_kind(tmp_path: Path, capsys: pytest.CaptureFixt
     rows = json.loads((tmp_path / "out.json").read_text())["blueprints"]
     assert len(rows) == 15
     prices = {(row["family"], row["name"]): row["params"] for row in rows}
-    assert prices["conv1d", "heavy"] == 912
+    assert prices["conv1d", "heavy"] == 1488
     assert "channel_attention" in capsys.readouterr().out
 
 

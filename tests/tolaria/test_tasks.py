@@ -16,8 +16,8 @@ from tests.worlds import TINY, tiny_task
 @pytest.mark.parametrize(
     ("name", "sizes", "params"),
     [
-        ("mnist1d", (3200, 800, 1000), 658),
-        ("mnist1d-shuffled", (3200, 800, 1000), 658),
+        ("mnist1d", (3200, 800, 1000), 1020),
+        ("mnist1d-shuffled", (3200, 800, 1000), 1020),
         ("digits", (1100, 300, 397), 1754),
     ],
 )

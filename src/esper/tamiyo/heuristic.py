@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esper.leyline import NUM_BLUEPRINTS, Blend, Op, Stage, rent
+from esper.leyline import Blend, Op, Stage, rent
 from esper.tamiyo.controller import wait
 from esper.tolaria import Situation
 
@@ -26,13 +26,11 @@ class HeuristicSettings:
     """... over this many epochs is a stall."""
     steps_needed: int = 8
     """Nothing new is germinated with fewer steps left."""
-    patience: int = 0
+    patience: int = 3
     """Epochs in HOLDING that a seed is given to earn its rent before it is culled."""
-    hope: float = 0.0
-    """A seed whose contribution is not above this many times its rent gets no patience."""
     margin: float = 1.0
     """A seed is kept once its contribution exceeds this many times its rent."""
-    order: tuple[int, ...] = tuple(range(NUM_BLUEPRINTS))
+    order: tuple[int, ...] = (3, 4, 1, 2, 0)
     """In which order blueprints (head indices) are tried."""
 
 
@@ -80,8 +78,7 @@ class Heuristic:
         memory.payoff[blueprint] = max(contribution - owed, memory.payoff.get(blueprint, -1.0))
         if contribution > self.settings.margin * owed and situation.masks.slot[host, Op.FOSSILIZE, slot]:
             return torch.tensor([slot, 0, 0, Op.FOSSILIZE])
-        hopeless = not contribution > self.settings.hope * owed
-        if hopeless or int(table.epochs_in_stage[host, slot]) >= self.settings.patience:
+        if int(table.epochs_in_stage[host, slot]) >= self.settings.patience:
             return torch.tensor([slot, 0, 0, Op.CULL])
         return wait(1)[0]
 

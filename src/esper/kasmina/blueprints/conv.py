@@ -11,7 +11,8 @@ from esper.kasmina.blueprints.parts import bottleneck, can_normalise, group_norm
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.sites import Family, SiteShape
 
-_DEPTHWISE_KERNEL = {Family.CONV1D: 5, Family.CONV2D: 3}
+_KERNEL = {Family.CONV1D: 5, Family.CONV2D: 3}
+"""Of depthwise and heavy seeds: in one dimension a wide kernel costs little."""
 _MAX_MIXED_POSITIONS = 256
 
 
@@ -63,7 +64,7 @@ class Depthwise(nn.Module):
     def __init__(self, site: SiteShape) -> None:
         super().__init__()
         width = site.width
-        self.depthwise = _conv(site, width, width, _DEPTHWISE_KERNEL[site.family], groups=width, bias=False)
+        self.depthwise = _conv(site, width, width, _KERNEL[site.family], groups=width, bias=False)
         self.norm = group_norm(width)
         self.pointwise = _conv(site, width, width, 1)
         self.scale = output_scale(site)
@@ -101,9 +102,10 @@ class HeavyConv(nn.Module):
     def __init__(self, site: SiteShape) -> None:
         super().__init__()
         width = site.width
-        self.first = _conv(site, width, width, 3, bias=False)
+        kernel = _KERNEL[site.family]
+        self.first = _conv(site, width, width, kernel, bias=False)
         self.norm = group_norm(width)
-        self.second = _conv(site, width, width, 3)
+        self.second = _conv(site, width, width, kernel)
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:

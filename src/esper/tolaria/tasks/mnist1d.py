@@ -13,7 +13,7 @@ from esper.tolaria.tasks.registry import Loader, OptimizerSettings, Split, Split
 
 _VAL_SAMPLES = 800
 _SPLIT_SEED = 0
-_HOST_SETTINGS = {"channels": (9, 9, 9)}
+_HOST_SETTINGS = {"channels": (5, 10, 20)}
 _TUNED = OptimizerSettings("adamw", lr=8e-2, schedule="cosine", seed_lr_scale=0.5)
 """Best of the host alone on validation (docs/growth.md); the scale was chosen with seeds in place."""
 
