@@ -144,10 +144,48 @@ def _row_numbers(row: "Row") -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """Time one update of the learner, in CPU-seconds, beside sb3-contrib's RecurrentPPO on the same shapes."""
+
+    repeats: int = 3
+    """Interleaved repeats; medians are shown."""
+    json: Path | None = None
+    """Write the numbers to this file too."""
+
+    def run(self) -> bool:
+        """Measure, and print the table."""
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        from esper.simic.bench import bench_ppo_update
+
+        check_writable(self.json)
+        _check_positive("--repeats", self.repeats)
+        with _progress() as progress:
+            progress("updates of LSTM 128 and 512, a minute", 0, 1)
+            report = bench_ppo_update(repeats=self.repeats)
+        update = report["ppo_update"]
+        table = Table("LSTM", "our update, s", "RecurrentPPO, s", "ratio", "one decision, ms", box=box.SIMPLE)
+        for size, ours in update["ours_s"].items():
+            theirs = [f"{update[key][size]:.2f}" if update[key] else "-" for key in ("sb3_s", "speedup")]
+            table.add_row(size, f"{ours:.3f}", *theirs, f"{report['act_step_ms'][size]:.2f}")
+        Console().print(table)
+        if update["note"]:
+            Console().print(update["note"], markup=False)
+        write_json(self.json, report)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """Measure what the documentation quotes."""
 
-    what: Annotated[Growth, tyro.conf.subcommand("growth")] | Annotated[Oracle, tyro.conf.subcommand("oracle")]
+    what: (
+        Annotated[Growth, tyro.conf.subcommand("growth")]
+        | Annotated[Oracle, tyro.conf.subcommand("oracle")]
+        | Annotated[Speed, tyro.conf.subcommand("speed")]
+    )
 
     def run(self) -> bool:
         """Run the chosen measurement."""

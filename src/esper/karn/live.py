@@ -61,7 +61,7 @@ class GrowthView:
             f"epoch {epoch:>3} of {episode.length}   accuracy {100 * panel.scores[-1]:5.1f} %   {params:,} parameters"
         )
         panel.body = Group(headline, Text(_sparkline(panel.scores), style="blue"), _slots(episode))
-        self._live.update(self._draw())
+        self._live.update(self._draw(), refresh=True)
 
     def _draw(self) -> Columns:
         panels = self._panels.values()
