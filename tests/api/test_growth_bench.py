@@ -44,7 +44,7 @@ def test_the_search_ranks_schedules_and_always_knows_doing_nothing() -> None:
     found = search_schedules([tiny_task(episode_length=8)], 4, 0, quiet)
     assert () in [candidate.plantings for candidate in found]
     assert [c.objective for c in found] == sorted((c.objective for c in found), reverse=True)
-    assert found[0].episodes == 4
+    assert found[0].episodes == 8
     again = search_schedules([tiny_task(episode_length=8)], 4, 0, quiet)
     assert found == again
 

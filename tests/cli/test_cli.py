@@ -102,6 +102,7 @@ def test_demo_grows_and_leaves_its_results(tmp_path: Path, capsys: pytest.Captur
         (("bench", "growth", "--controllers", "best"), "unknown controller 'best'"),
         (("bench", "growth", "--seeds", "0"), "--seeds must be 1 or more"),
         (("bench", "oracle", "--candidates", "0"), "--candidates must be 1 or more"),
+        (("bench", "oracle", "--seed", "-1"), "--seed must be 0 or more"),
         (("bench", "speed", "--repeats", "0"), "--repeats must be 1 or more"),
     ],
 )

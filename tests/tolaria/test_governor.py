@@ -6,7 +6,7 @@ import resource
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina import GraftedModel, take_snapshot
 from esper.leyline import Stage
@@ -68,6 +68,29 @@ def test_the_third_panic_ends_the_episode() -> None:
         governor.check(math.nan, math.nan)
         assert governor.panics == count
     assert governor.exhausted
+
+
+@pytest.mark.parametrize(("in_use", "calls"), [(True, 1), (False, 0)])
+def test_cached_device_memory_is_given_back_only_where_there_is_a_device(
+    in_use: bool, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    Governor(make_grafted(), GUESS).check(1.0, 1.0)
+    assert len(emptied) == calls
+
+
+def test_a_snapshot_holds_weights_and_moments_and_little_else() -> None:
+    host = nn.Sequential(nn.Linear(1000, 500), nn.Tanh(), nn.Linear(500, 3))
+    model = make_grafted(model=host, at=["1"], example=torch.randn(2, 1000))
+    assert model.optimizer is not None
+    model(torch.randn(2, 1000)).sum().backward()
+    model.optimizer.step()
+    snapshot = take_snapshot(model)
+    moments = [t for group in snapshot.groups for state in group.states for t in state.values()]
+    held = sum(t.numel() * t.element_size() for t in (*snapshot.tensors.values(), *moments))
+    assert held == pytest.approx(3 * 4 * sum(p.numel() for p in host.parameters()), rel=0.01)
 
 
 def test_snapshots_do_not_pile_up() -> None:

@@ -15,7 +15,7 @@ Progress = Callable[[str, int, int], None]
 
 _LAST_PLANTING_STEP = 14
 """A seed planted later than this can hardly be blended and learn before the episode ends."""
-_HALVINGS = (1, 2, 4)
+_HALVINGS = (1, 3, 8)
 """Seeds that the candidates of each round of the search are judged on; two thirds go after each."""
 
 

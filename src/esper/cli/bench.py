@@ -39,7 +39,8 @@ class Growth:
         from esper.tolaria import find_task
 
         check_writable(self.json)
-        _check_positive("--seeds", self.seeds)
+        _check_at_least(1, "--seeds", self.seeds)
+        _check_at_least(0, "--seed", self.seed)
         for name in self.controllers:
             make_controller(name)
         tasks = [find_task(name) for name in self.tasks]
@@ -80,8 +81,9 @@ class Oracle:
         from esper.tolaria import find_task
 
         check_writable(self.json)
-        _check_positive("--candidates", self.candidates)
-        _check_positive("--report-seeds", self.report_seeds)
+        _check_at_least(1, "--candidates", self.candidates)
+        _check_at_least(1, "--report-seeds", self.report_seeds)
+        _check_at_least(0, "--seed", self.seed)
         if not self.tasks:
             raise InputError("--tasks needs at least one task")
         tasks = [find_task(name) for name in self.tasks]
@@ -102,9 +104,9 @@ class Oracle:
         return True
 
 
-def _check_positive(option: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{option} must be 1 or more; got {value}")
+def _check_at_least(least: int, option: str, value: int) -> None:
+    if value < least:
+        raise InputError(f"{option} must be {least} or more; got {value}")
 
 
 @contextmanager
@@ -161,7 +163,7 @@ class Speed:
         from esper.simic.bench import bench_ppo_update
 
         check_writable(self.json)
-        _check_positive("--repeats", self.repeats)
+        _check_at_least(1, "--repeats", self.repeats)
         with _progress() as progress:
             progress("updates of LSTM 128 and 512, a minute", 0, 1)
             report = bench_ppo_update(repeats=self.repeats)

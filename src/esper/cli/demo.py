@@ -34,6 +34,8 @@ class Demo:
 
     def run(self) -> bool:
         """Grow, and show what came of it."""
+        from rich.console import Console
+
         from esper.karn import draw_growth
         from esper.tamiyo import Never, make_controller
         from esper.tolaria import EpisodeSettings, find_task
@@ -48,6 +50,8 @@ class Demo:
         except OSError as error:
             raise InputError(f"--out {self.out}: {error.strerror}; name a folder that can be written") from None
 
+        with Console().status(f"Preparing the data of {task.name} ..."):
+            task.splits()
         results, events = self._grow(task, settings, controllers)
         picture = self.out / "growth.png"
         draw_growth(events, f"{task.name}, seed {self.seed}", picture)
@@ -56,8 +60,6 @@ class Demo:
         write_json(self.out / "summary.json", summary)
         write_json(self.json, summary)
         _print_table(results)
-        from rich.console import Console
-
         Console().print(f"Picture: {picture}\nEvent logs: {self.out}/*.jsonl", highlight=False, soft_wrap=True)
         return True
 

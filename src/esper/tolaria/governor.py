@@ -4,6 +4,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+import torch
+
 from esper.kasmina import GraftedModel, Snapshot, restore_snapshot, take_snapshot
 
 
@@ -43,6 +45,8 @@ class Governor:
         if reason is None:
             self._losses.append(val_loss)
             self._snapshot = None  # released first, so that two never exist at once
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
             self._snapshot = take_snapshot(self._model)
             return None
         self.panics += 1
