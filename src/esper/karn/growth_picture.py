@@ -71,7 +71,7 @@ def _draw_lanes(axes: Axes, run: Sequence[TelemetryEvent]) -> None:
                 used.add(slot["stage"])
                 axes.barh(lane, 1, left=int(epoch["epoch"]) - 0.5, color=colour, label=label)
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel("epoch")
     if used:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.4), ncols=len(used), fontsize=8, frameon=False)

@@ -28,8 +28,8 @@ class HeuristicSettings:
     """Nothing new is germinated with fewer steps left."""
     patience: int = 3
     """Epochs in HOLDING that a seed is given to earn its rent before it is culled."""
-    margin: float = 1.0
-    """A seed is kept once its contribution exceeds this many times its rent."""
+    margin: float = 0.5
+    """A seed is kept once its contribution exceeds this many times its rent; young seeds still have to grow into it."""
     order: tuple[int, ...] = (3, 4, 1, 2, 0)
     """In which order blueprints (head indices) are tried."""
 
