@@ -72,6 +72,29 @@ def test_contributions_are_the_score_with_minus_without_each_seed() -> None:
     assert measured.contributions[2].isnan()
 
 
+def test_what_an_isolated_seed_would_bring_is_told_on_request_and_changes_nothing() -> None:
+    def live(**settings: Any) -> tuple[Episode, list[Any]]:
+        memory = MemorySink()
+        episode = Episode(tiny_task(), 0, EpisodeSettings(**settings), hub=Hub([memory]))
+        for step in range(3):
+            episode.step(torch.tensor([[1, 3, 0, Op.GERMINATE]]) if step == 1 else WAIT)
+        epochs = [event.payload for event in memory.events if event.event_type is EventType.EPOCH_COMPLETED]
+        return episode, [epoch["slots"][1]["what_if"] for epoch in epochs]  # type: ignore[index]
+
+    plain, unasked = live()
+    asked, prospects = live(what_if=True)
+    assert all(math.isnan(value) for value in unasked)
+    assert [math.isnan(value) for value in prospects] == [True, False, False]
+    for a, b in zip(plain.model.parameters(), asked.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    split = asked.task.splits().val
+    asked.model.table.alpha[0, 1] = 0.0  # as it was before it began to blend
+    measured = measure(asked.model, split, what_if=True)
+    with asked.model.override_alpha("r0c1", 1.0), torch.inference_mode():
+        right: Tensor = asked.model(split.x).argmax(1) == split.y
+    assert float(measured.prospects[1]) == pytest.approx(right.float().mean().item() - measured.score, abs=1e-6)
+
+
 def test_a_seed_that_does_nothing_contributes_exactly_nothing() -> None:
     episode = Episode(tiny_task(), 0)
     episode.model.plant_fossils({"r0c2": "mlp"})  # born without effect

@@ -47,6 +47,8 @@ class EpisodeSettings:
     """What adding as many parameters as the host has costs."""
     budget: int = UNLIMITED
     """The most parameters that all seeds together may add."""
+    what_if: bool = False
+    """Whether events also tell what each isolated seed would bring at alpha 1; nothing else reads it."""
     governor: GovernorSettings = field(default_factory=GovernorSettings)
     tracker: TrackerSettings = field(default_factory=TrackerSettings)
 
@@ -154,7 +156,7 @@ class Episode:
         self._report(self.model.act(actions))
         self._report(self.model.begin_epoch())
         result = self._trainer.train_epoch()
-        measured = measure(self.model, self._splits.val)
+        measured = measure(self.model, self._splits.val, what_if=self.settings.what_if)
         self._report(
             self.model.end_epoch(
                 score=measured.score,
@@ -218,10 +220,10 @@ class Episode:
 
     def _emit_epoch(self, result: EpochResult, measured: Measurement) -> None:
         slots = []
-        for site in self.model.sites:
+        for site, prospect in zip(self.model.sites, measured.prospects.tolist(), strict=True):
             view = self.model.slot(site.slot_id)
             seed = {"blueprint": view.blueprint, "alpha": view.alpha, "contribution": view.contribution}
-            slots.append({"slot": site.slot_id, "stage": view.stage.name, **seed})
+            slots.append({"slot": site.slot_id, "stage": view.stage.name, **seed, "what_if": prospect})
         payload = {
             "epoch": int(self.signals.epoch),
             "train_loss": result.loss,

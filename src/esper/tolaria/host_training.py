@@ -52,6 +52,8 @@ class Measurement:
     """Share of right answers."""
     contributions: Tensor
     """`[S]`: the score minus the score without that seed; NaN where no seed is blended."""
+    prospects: Tensor
+    """`[S]`: the score with that isolated seed at alpha 1 minus the score; NaN unless asked for."""
 
 
 class BatchStream:
@@ -116,19 +118,29 @@ class HostTrainer:
 
 
 @torch.inference_mode()
-def measure(model: GraftedModel, split: Split) -> Measurement:
+def measure(model: GraftedModel, split: Split, *, what_if: bool = False) -> Measurement:
     """Validate, and measure the contribution of every blended seed, in one forward pass.
 
-    The samples are repeated once per blended seed, and each copy runs with that seed's alpha at 0.
+    The samples are repeated once per blended seed, and each copy runs with that seed's alpha at 0. With
+    `what_if` they are repeated for seeds at alpha 0 too, at alpha 1.
     """
-    blended = (model.table.occupied & (model.table.alpha > 0))[0].nonzero().flatten().tolist()
-    copies = 1 + len(blended)
-    alphas = model.table.alpha[0].repeat(copies, 1)
-    for copy, slot in enumerate(blended, start=1):
-        alphas[copy, slot] = 0.0
-    with model.override_alphas({slot: alphas[:, slot].repeat_interleave(len(split)) for slot in blended}):
+    table = model.table
+    blended = (table.occupied & (table.alpha > 0))[0].nonzero().flatten().tolist()
+    isolated = (table.occupied & (table.alpha == 0))[0].nonzero().flatten().tolist() if what_if else []
+    alphas = table.alpha[0].repeat(1 + len(blended) + len(isolated), 1)
+    for copy, slot in enumerate([*blended, *isolated], start=1):
+        alphas[copy, slot] = 0.0 if slot in blended else 1.0
+    right, loss = _score_copies(model, split, alphas, [*blended, *isolated])
+    contributions, prospects = torch.full((2, len(model.sites)), NOT_MEASURED)
+    contributions[blended] = right[0] - right[1 : 1 + len(blended)]
+    prospects[isolated] = right[1 + len(blended) :] - right[0]
+    return Measurement(loss, right[0].item(), contributions, prospects)
+
+
+def _score_copies(model: GraftedModel, split: Split, alphas: Tensor, slots: list[int]) -> tuple[Tensor, float]:
+    """The score of each copy of the samples under its row of `alphas [copies, S]`, and the loss of the first."""
+    copies = len(alphas)
+    with model.override_alphas({slot: alphas[:, slot].repeat_interleave(len(split)) for slot in slots}):
         logits = model(split.x.repeat(copies, *[1] * (split.x.ndim - 1)))
     right = (logits.argmax(1) == split.y.repeat(copies)).view(copies, -1).float().mean(1)
-    contributions = torch.full((len(model.sites),), NOT_MEASURED)
-    contributions[blended] = right[0] - right[1:]
-    return Measurement(F.cross_entropy(logits[: len(split)], split.y).item(), right[0].item(), contributions)
+    return right, F.cross_entropy(logits[: len(split)], split.y).item()
