@@ -82,7 +82,7 @@ def run_widened(task: Task, grown: EpisodeResult, seed: int) -> EpisodeResult:
 
 
 def widened_settings(task: Task, target_params: int) -> dict[str, int | tuple[int, ...]]:
-    """Host settings, all widths equal, of the smallest host with at least `target_params` parameters."""
+    """Settings of the host with every width raised by as little as gives it at least `target_params` parameters."""
     key = {"conv1d": "channels", "conv2d": "channels", "mlp": "widths"}.get(task.host)
     widths = task.host_settings.get(key or "")
     if key is None or not isinstance(widths, tuple):
