@@ -72,8 +72,6 @@ class EventType(StrEnum):
     EPISODE_STARTED = "episode_started"
     EPOCH_COMPLETED = "epoch_completed"
     SEED_TRANSITION = "seed_transition"
-    COUNTERFACTUAL = "counterfactual"
-    GOVERNOR_PANIC = "governor_panic"
     GOVERNOR_ROLLBACK = "governor_rollback"
     EPISODE_ENDED = "episode_ended"
 

@@ -60,10 +60,6 @@ class SignalTable:
         }
         return cls(**{spec.name: given.get(spec.name, unknown).clone() for spec in fields(cls)})
 
-    def clone(self) -> Self:
-        """A copy that shares nothing with this table."""
-        return type(self)(**{spec.name: getattr(self, spec.name).clone() for spec in fields(self)})
-
 
 def track(
     table: SignalTable,
