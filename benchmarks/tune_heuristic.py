@@ -6,7 +6,7 @@ in objective, per task.
 
 import argparse
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -16,15 +16,16 @@ from esper.tolaria import EpisodeResult, find_task
 FIRST_SEED = 100
 TASKS = ("mnist1d", "mnist1d-shuffled")
 BY_PRICE = (3, 4, 1, 2, 0)
+BASE = HeuristicSettings(first_epoch=3, latest_epoch=4, steps_needed=8, patience=3, margin=1.0, order=BY_PRICE)
 TRIALS = [
-    HeuristicSettings(patience=0, order=tuple(range(5))),
-    HeuristicSettings(patience=0, order=BY_PRICE),
-    HeuristicSettings(patience=2, order=BY_PRICE),
-    HeuristicSettings(patience=3, order=BY_PRICE),
-    HeuristicSettings(patience=4, order=BY_PRICE),
-    HeuristicSettings(patience=3, margin=2.0, order=BY_PRICE),
-    HeuristicSettings(patience=3, margin=0.5, order=BY_PRICE),
-    HeuristicSettings(patience=3, order=BY_PRICE, first_epoch=2, latest_epoch=2),
+    replace(BASE, patience=0, order=tuple(range(5))),
+    replace(BASE, patience=0),
+    replace(BASE, patience=2),
+    BASE,
+    replace(BASE, patience=4),
+    replace(BASE, margin=2.0),
+    replace(BASE, margin=0.5),
+    replace(BASE, first_epoch=2, latest_epoch=2),
 ]
 
 

@@ -82,7 +82,7 @@ def test_demo_grows_and_leaves_its_results(tmp_path: Path, capsys: pytest.Captur
     assert "test accuracy" in shown
     assert str(tmp_path / "run" / "growth.png") in shown
     made = {path.name for path in (tmp_path / "run").iterdir()}
-    assert made == {"growth.png", "summary.json", "grown-by-heuristic.jsonl", "left-alone.jsonl"}
+    assert made == {"growth.png", "summary.json", "grown.jsonl", "alone.jsonl"}
     first = (tmp_path / "n.json").read_text()
     assert run(*args) == 0
     assert (tmp_path / "n.json").read_text() == first  # the same seed gives the same run
@@ -95,7 +95,11 @@ def test_demo_grows_and_leaves_its_results(tmp_path: Path, capsys: pytest.Captur
     [
         (("demo", "--task", "mnist"), "unknown task 'mnist'; choose one of: digits, mnist1d"),
         (("demo", "--controller", "oracle"), "choose one of: never, random, schedule, heuristic"),
-        (("demo", "--epochs", "0"), "episode length must be 1 or more"),
+        (("demo", "--epochs", "0"), "--epochs must be 1 or more"),
+        (("demo", "--seed", "99999999999999999999999"), "--seed must be 0 or more and below 2^63"),
+        (("bench", "growth", "--controllers"), "--controllers needs at least one name"),
+        (("bench", "growth", "--tasks"), "--tasks needs at least one name"),
+        (("tasks", "--json", "/proc/x"), "/proc/x cannot be written"),
         (("demo", "--seed", "-1"), "--seed must be 0 or more"),
         (("demo", "--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
         (("bench", "growth", "--tasks", "mnist"), "unknown task 'mnist'"),

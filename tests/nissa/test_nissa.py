@@ -54,12 +54,18 @@ def test_a_failing_sink_is_reported_once_and_left_out(caplog: pytest.LogCaptureF
 def test_json_lines_parse_back_and_appear_at_once(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "events.jsonl"
     hub = Hub([JsonLinesSink(path)])
-    hub.emit(make_event(7, slot_id="r0c1", payload={"loss": math.nan, "worst": -math.inf, "list": [1.5, math.inf]}))
+    hub.emit(
+        make_event(
+            7,
+            slot_id="r0c1",
+            payload={"loss": math.nan, "worst": -math.inf, "list": [1.5, math.inf], "path": Path("x")},
+        )
+    )
     (line,) = path.read_text().splitlines()  # before the hub is closed
     read = json.loads(line)
     assert read["type"] == "epoch_completed"
     assert (read["env_id"], read["slot_id"]) == (2, "r0c1")
-    assert read["payload"] == {"loss": None, "worst": "-inf", "list": [1.5, "inf"]}
+    assert read["payload"] == {"loss": None, "worst": "-inf", "list": [1.5, "inf"], "path": "x"}
     hub.close()
     with Hub([JsonLinesSink(path)]) as again:
         again.emit(make_event())

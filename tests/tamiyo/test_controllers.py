@@ -1,5 +1,6 @@
 """Controllers: legal always, repeatable by seed, and each doing what it says."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,29 @@ def test_a_schedule_leaves_out_what_is_not_legal() -> None:
     taken = Schedule([Planting(1, 0, 3), Planting(2, 0, 1), Planting(3, 1, 4)])  # occupied slot; attention, no sequence
     ops = [row[3] for row in actions_of(taken)]
     assert ops.count(Op.GERMINATE) == 1
+
+
+def test_a_schedule_leaves_out_slots_that_a_host_does_not_have() -> None:
+    small = tiny_task(host_settings={"inputs": 6, "widths": (4,), "classes": 3})
+    assert run_episode(small, Schedule([Planting(1, 2, 3)]), 0).kept == ()
+
+
+def test_a_stall_needs_a_history_as_long() -> None:
+    with pytest.raises(InputError, match="stall_epochs must be 1 to 4"):
+        HeuristicSettings(stall_epochs=5)
+
+
+def test_a_host_that_learns_nothing_has_stalled_by_its_third_epoch() -> None:
+    frozen = tiny_task(optimizer=replace(tiny_task().optimizer, lr=1e-12))
+    episode = Episode(frozen, 0)
+    controller = Heuristic(HeuristicSettings(first_epoch=3, latest_epoch=20))
+    controller.reset(1, 0)
+    ops = []
+    for _ in range(4):
+        chosen = controller.decide(episode.situation)
+        ops.append(int(chosen[0, 3]))
+        episode.step(chosen)
+    assert ops == [Op.WAIT, Op.WAIT, Op.WAIT, Op.GERMINATE]
 
 
 def test_plantings_are_written_and_read() -> None:

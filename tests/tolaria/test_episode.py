@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from esper.kasmina import take_snapshot
+from esper.kasmina import Host, take_snapshot
 from esper.leyline import EventType, IllegalActionError, InputError, Op, Stage
 from esper.nissa import Hub, MemorySink
 from esper.tamiyo import Heuristic, Never, Planting, Random, Schedule, run_episode
-from esper.tolaria import Episode, EpisodeSettings, find_task, measure
+from esper.tolaria import Episode, EpisodeSettings, Task, find_task, measure
 from esper.tolaria.host_training import BatchStream, learning_rate
 from tests.worlds import tiny_task
 
@@ -148,6 +148,63 @@ def test_a_broken_epoch_is_rolled_back_reported_and_survived() -> None:
     assert episode.finish().panics == 1
 
 
+def test_a_panic_in_the_first_epoch_returns_to_the_start_of_the_episode() -> None:
+    memory = MemorySink()
+    episode = Episode(tiny_task(), 0, fossils={"r0c0": "norm"}, hub=Hub([memory]))
+    score = episode.model.score.clone()
+    with torch.no_grad():
+        next(episode.model.host.parameters()).fill_(torch.nan)
+    seen = episode.situation.signals
+    episode.step(torch.tensor([[1, 3, 0, Op.GERMINATE]]))
+    assert episode.model.slot("r0c0").stage is Stage.FOSSILIZED
+    assert torch.equal(episode.model.score, score)
+    assert int(seen.epoch) == 0  # what was handed out is not changed afterwards
+    moves = [event.payload for event in memory.events if event.event_type is EventType.SEED_TRANSITION]
+    assert (moves[-1]["from"], moves[-1]["to"], moves[-1]["rolled_back"]) == ("TRAINING", "DORMANT", True)
+
+
+def test_an_episode_that_is_over_takes_no_more_steps() -> None:
+    episode = Episode(tiny_task(), 0, EpisodeSettings(length=1))
+    episode.step(WAIT)
+    with pytest.raises(InputError, match="is over"):
+        episode.step(WAIT)
+
+
+def test_seeds_that_are_there_from_the_start_obey_the_budget() -> None:
+    with pytest.raises(IllegalActionError, match="of the budget are left"):
+        Episode(tiny_task(), 0, EpisodeSettings(budget=0), fossils={"r0c0": "mlp"})
+    episode = Episode(tiny_task(), 0, fossils={"r0c0": "norm"})
+    with pytest.raises(IllegalActionError, match="not free"):
+        episode.model.plant_fossils({"r0c0": "mlp"})
+
+
+class NoisyHost(Host):
+    """A host with running statistics and dropout, as people may register."""
+
+    slot_sites = ("first",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.rest = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.rest(self.first(x))
+        return logits
+
+
+def test_measuring_neither_learns_nor_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Task, "build_host", lambda self: NoisyHost())
+    episode = Episode(tiny_task(), 0)
+    episode.step(WAIT)
+    statistics = [buffer.clone() for buffer in episode.model.host.buffers()]
+    first, second = (measure(episode.model, episode.task.splits().test) for _ in range(2))
+    assert (first.loss, first.score) == (second.loss, second.score)
+    assert all(torch.equal(a, b) for a, b in zip(statistics, episode.model.host.buffers(), strict=True))
+    episode.step(WAIT)
+    assert not torch.equal(statistics[0], next(iter(episode.model.host.buffers())))
+
+
 def test_an_episode_that_cannot_be_trained_ends_at_the_third_panic() -> None:
     hopeless = tiny_task(optimizer=replace(tiny_task().optimizer, lr=1e30))
     result = run_episode(hopeless, Never(), 0)
@@ -160,7 +217,7 @@ def test_events_tell_the_story_of_a_seed() -> None:
     moves = [event for event in memory.events if event.event_type is EventType.SEED_TRANSITION]
     assert [move.payload["to"] for move in moves] == ["GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED"]
     assert [move.payload["epoch"] for move in moves] == [2, 2, 3, 6, 7]
-    assert {move.slot_id for move in moves} == {"r0c2"}
+    assert {(move.slot_id, move.payload["blueprint"]) for move in moves} == {("r0c2", "low_rank")}
     kinds = [event.event_type for event in memory.events]
     assert kinds[0] is EventType.EPISODE_STARTED
     assert kinds[-1] is EventType.EPISODE_ENDED

@@ -1,6 +1,7 @@
 """Tasks: three disjoint splits, data that is made once and survives a cut file."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,17 @@ def test_generating_data_leaves_global_random_states_alone(tmp_path: Path, monke
     assert find_task("mnist1d").data() == "generated, here"
 
 
+def test_a_task_uses_its_own_loader() -> None:
+    splits = tiny_task().splits()
+    assert replace(find_task("digits"), load=lambda: splits).splits() is splits
+
+
+def test_a_folder_that_cannot_hold_data_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_DATA", "/dev/null")
+    with pytest.raises(InputError, match="set ESPER_DATA to a folder that can be written"):
+        cached_arrays("some", ["x"], lambda: {"x": np.arange(2)})
+
+
 def test_unknown_tasks_get_the_list_of_known_ones() -> None:
     with pytest.raises(InputError, match="unknown task 'mnist'; choose one of: digits, mnist1d, mnist1d-shuffled"):
         find_task("mnist")
@@ -69,11 +81,11 @@ def test_cached_arrays_are_made_once_and_again_after_a_cut(
         return {"x": np.arange(5)}
 
     for _ in range(2):
-        assert cached_arrays("some", make)["x"].tolist() == [0, 1, 2, 3, 4]
+        assert cached_arrays("some", ["x"], make)["x"].tolist() == [0, 1, 2, 3, 4]
     assert len(made) == 1
     path = tmp_path / "some.npz"
     path.write_bytes(path.read_bytes()[:50])
-    assert cached_arrays("some", make)["x"].tolist() == [0, 1, 2, 3, 4]
+    assert cached_arrays("some", ["x"], make)["x"].tolist() == [0, 1, 2, 3, 4]
     assert len(made) == 2
     assert "made again" in caplog.text
     assert [entry.name for entry in tmp_path.iterdir()] == ["some.npz"]

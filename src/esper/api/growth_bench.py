@@ -111,7 +111,7 @@ def search_schedules(
     Random schedules, judged on ever more seeds as ever fewer are left. Selection reads validation only.
     """
     dice = random.Random(first_seed)
-    num_slots = len(tasks[0].build_host().slot_sites)
+    num_slots = min(len(task.build_host().slot_sites) for task in tasks)
     alive: dict[tuple[Planting, ...], list[float]] = {(): []}
     while len(alive) < num_candidates:
         alive[_random_plantings(dice, num_slots)] = []

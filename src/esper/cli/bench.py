@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from esper.cli.output import check_writable, write_json
+from esper.cli.output import check_seed, check_writable, write_json
 from esper.leyline import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ class Growth:
 
         check_writable(self.json)
         _check_at_least(1, "--seeds", self.seeds)
-        _check_at_least(0, "--seed", self.seed)
+        check_seed(self.seed)
+        _check_not_empty("--tasks", self.tasks)
+        _check_not_empty("--controllers", self.controllers)
         for name in self.controllers:
             make_controller(name)
         tasks = [find_task(name) for name in self.tasks]
@@ -83,9 +85,8 @@ class Oracle:
         check_writable(self.json)
         _check_at_least(1, "--candidates", self.candidates)
         _check_at_least(1, "--report-seeds", self.report_seeds)
-        _check_at_least(0, "--seed", self.seed)
-        if not self.tasks:
-            raise InputError("--tasks needs at least one task")
+        check_seed(self.seed)
+        _check_not_empty("--tasks", self.tasks)
         tasks = [find_task(name) for name in self.tasks]
         with _progress() as progress:
             found = search_schedules(tasks, self.candidates, self.seed, progress)
@@ -107,6 +108,11 @@ class Oracle:
 def _check_at_least(least: int, option: str, value: int) -> None:
     if value < least:
         raise InputError(f"{option} must be {least} or more; got {value}")
+
+
+def _check_not_empty(option: str, values: tuple[str, ...]) -> None:
+    if not values:
+        raise InputError(f"{option} needs at least one name")
 
 
 @contextmanager

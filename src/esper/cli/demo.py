@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.cli.output import check_writable, write_json
+from esper.cli.output import check_seed, check_writable, write_json
 from esper.leyline import InputError
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from esper.tolaria import EpisodeResult, EpisodeSettings, Task
 
 _ALONE = "left alone"
+_LOGS = ("grown", "alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,17 @@ class Demo:
         from esper.tolaria import EpisodeSettings, find_task
 
         check_writable(self.json)
-        if self.seed < 0:
-            raise InputError(f"--seed must be 0 or more; got {self.seed}")
+        check_seed(self.seed)
+        if self.epochs is not None and self.epochs < 1:
+            raise InputError(f"--epochs must be 1 or more; got {self.epochs}")
         task, settings = find_task(self.task), EpisodeSettings(length=self.epochs)
         controllers = {f"grown by {self.controller}": make_controller(self.controller), _ALONE: Never()}
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"--out {self.out}: {error.strerror}; name a folder that can be written") from None
+        for name in ("growth.png", "summary.json", *(f"{run}.jsonl" for run in _LOGS)):
+            check_writable(self.out / name)
 
         with Console().status(f"Preparing the data of {task.name} ..."):
             task.splits()
@@ -76,8 +80,8 @@ class Demo:
         torch.set_num_threads(1)
         memories = {name: MemorySink() for name in controllers}
         hubs, episodes = {}, {}
-        for name, controller in controllers.items():
-            log = self.out / f"{name.replace(' ', '-')}.jsonl"
+        for run, (name, controller) in zip(_LOGS, controllers.items(), strict=True):
+            log = self.out / f"{run}.jsonl"
             log.unlink(missing_ok=True)
             hubs[name] = Hub([memories[name], JsonLinesSink(log)])
             episodes[name] = Episode(task, self.seed, settings, hub=hubs[name])

@@ -42,17 +42,19 @@ def _epochs(run: Sequence[TelemetryEvent]) -> list[Mapping[str, Any]]:
 def _draw_curve(axes: Axes, name: str, colour: str, run: Sequence[TelemetryEvent]) -> None:
     epochs = _epochs(run)
     scores = {int(epoch["epoch"]): 100 * float(epoch["val_score"]) for epoch in epochs}
-    params = f"{epochs[-1]['params']:,} parameters" if epochs else ""
+    final = [event.payload["params"] for event in run if event.event_type is EventType.EPISODE_ENDED]
+    params = f"{final[0]:,} parameters" if final else "unfinished"
     axes.plot(list(scores), list(scores.values()), color=colour, marker=".", label=f"{name}: {params}")
     up = False
     for event in run:
-        said = _SHOWN.get(str(event.payload.get("to"))) if event.event_type is EventType.SEED_TRANSITION else None
+        moved = event.event_type is EventType.SEED_TRANSITION and not event.payload["rolled_back"]
+        said = _SHOWN.get(str(event.payload["to"])) if moved else None
         if said is not None:
             label, marker = said
             epoch = int(event.payload["epoch"])  # type: ignore[call-overload]
             height = scores.get(epoch, scores.get(epoch - 1, 0.0))
             axes.plot(epoch, height, marker, color=colour, markersize=11)
-            text = f"{label} {event.payload['blueprint']} {event.slot_id}".replace("  ", " ")
+            text = f"{label} {event.payload['blueprint']} {event.slot_id}"
             up = not up  # labels above and below in turn, so that neighbours do not overlap
             offset = (0, 14) if up else (0, -20)
             axes.annotate(text, (epoch, height), offset, textcoords="offset points", fontsize=7, ha="center")

@@ -4,7 +4,7 @@ from esper.kasmina.blueprints import Blueprint, Cost, blueprint, blueprints_of, 
 from esper.kasmina.graft import GraftedModel, Site, graft
 from esper.kasmina.hosts import Host, build_host, host, host_names
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
-from esper.kasmina.lifecycle import EpochEvidence, Transitions, act, begin_epoch, end_epoch
+from esper.kasmina.lifecycle import EpochEvidence, Transitions, act, begin_epoch, end_epoch, stage_changes
 from esper.kasmina.sites import Family, SiteShape
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, restore_snapshot, take_snapshot
@@ -39,5 +39,6 @@ __all__ = [
     "host",
     "host_names",
     "restore_snapshot",
+    "stage_changes",
     "take_snapshot",
 ]

@@ -112,15 +112,15 @@ class GraftedModel(nn.Module):
         name = blend.name if isinstance(blend, Blend) else str(blend).upper()
         if name not in Blend.__members__:
             raise unknown_name("blend", blend, (member.name.lower() for member in Blend))
-        self._check_affordable(index, chosen)
+        self._check_affordable(self.table, index, chosen)
         return self.act(torch.tensor([[index, chosen.id - 1, Blend[name], Op.GERMINATE]]))
 
-    def _check_affordable(self, index: int, chosen: Blueprint) -> None:
+    def _check_affordable(self, table: SlotTable, index: int, chosen: Blueprint) -> None:
         """Say in names what `act` would only say in numbers."""
         if not self.catalogue.fits[index, chosen.id - 1]:
             raise IllegalActionError(f"{chosen.name!r} does not fit behind {self.sites[index].path!r}")
         price = int(self.catalogue.params[index, chosen.id - 1])
-        left = int(self.budget - self.table.added_params)
+        left = int(self.budget - table.added_params)
         if price > left:
             raise IllegalActionError(f"{chosen.name!r} adds {price:,} parameters; {left:,} of the budget are left")
 
@@ -183,6 +183,9 @@ class GraftedModel(nn.Module):
         for name, blueprint in blueprints.items():
             index = self.slot_index(name)
             chosen = find_blueprint(self.sites[index].shape.family, blueprint)
+            if table.stage[0, index] != Stage.DORMANT:
+                raise IllegalActionError(f"the slot behind {self.sites[index].path!r} is not free")
+            self._check_affordable(table, index, chosen)
             table.stage[0, index] = Stage.FOSSILIZED.value
             table.alpha[0, index] = 1.0
             table.blueprint[0, index] = chosen.id

@@ -102,14 +102,14 @@ def act(
 
     move(new, chosen & (op == Op.FOSSILIZE)[:, None], Stage.FOSSILIZED)
     _cull(new, chosen & (op == Op.CULL)[:, None])
-    return new, _transitions(table, new)
+    return new, stage_changes(table, new)
 
 
 def begin_epoch(table: SlotTable) -> tuple[SlotTable, Transitions]:
     """What the start of an epoch changes: germinated seeds begin to train."""
     new = table.clone()
     move(new, table.stage == Stage.GERMINATED, Stage.TRAINING)
-    return new, _transitions(table, new)
+    return new, stage_changes(table, new)
 
 
 def end_epoch(table: SlotTable, evidence: EpochEvidence) -> tuple[SlotTable, Transitions]:
@@ -122,7 +122,7 @@ def end_epoch(table: SlotTable, evidence: EpochEvidence) -> tuple[SlotTable, Tra
     cooled = new.epochs_in_stage >= EMBARGO_EPOCHS
     move(new, (table.stage == Stage.CULLED) & cooled, Stage.EMBARGOED)
     move(new, (table.stage == Stage.EMBARGOED) & cooled, Stage.DORMANT)
-    return new, _transitions(table, new)
+    return new, stage_changes(table, new)
 
 
 def _record(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:
@@ -166,7 +166,8 @@ def _cull(table: SlotTable, where: Tensor) -> None:
     table.clear(where)
 
 
-def _transitions(old: SlotTable, new: SlotTable) -> Transitions:
+def stage_changes(old: SlotTable, new: SlotTable) -> Transitions:
+    """Where the stages of two tables differ."""
     host, slot = (old.stage != new.stage).nonzero(as_tuple=True)
     columns = (old.stage, new.stage, old.epochs_in_stage)
     return Transitions(host, slot, *(column[host, slot] for column in columns))

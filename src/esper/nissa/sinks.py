@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def event_to_json(event: TelemetryEvent) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
@@ -43,7 +44,7 @@ class JsonLinesSink:
 
     def write(self, event: TelemetryEvent) -> None:
         """Append `event`."""
-        self._file.write(json.dumps(event_to_json(event), allow_nan=False) + "\n")
+        self._file.write(json.dumps(event_to_json(event), allow_nan=False, default=str) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -65,7 +66,9 @@ class ConsoleSink:
         where = "" if event.env_id is None else f"host {event.env_id} "
         where += "" if event.slot_id is None else f"{event.slot_id} "
         details = ", ".join(f"{key} {value}" for key, value in event.payload.items())
-        self._console.print(f"{where}{event.event_type.value}: {details}", style=_STYLES[event.severity], markup=False)
+        self._console.print(
+            f"{where}{event.event_type.value}: {details}", style=_STYLES[event.severity], markup=False, soft_wrap=True
+        )
 
     def close(self) -> None:
         """Nothing to finish."""

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esper.leyline import Blend, Op, Stage, rent
+from esper.leyline import Blend, InputError, Op, Stage, rent
 from esper.tamiyo.controller import wait
 from esper.tolaria import Situation
+from esper.tolaria.signals import HISTORY
 
 _UNFINISHED = torch.tensor([Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
 
@@ -32,6 +33,10 @@ class HeuristicSettings:
     """A seed is kept once its contribution exceeds this many times its rent; young seeds still have to grow into it."""
     order: tuple[int, ...] = (3, 4, 1, 2, 0)
     """In which order blueprints (head indices) are tried."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stall_epochs < HISTORY:
+            raise InputError(f"stall_epochs must be 1 to {HISTORY - 1}; got {self.stall_epochs}")
 
 
 @dataclass(slots=True)

@@ -18,9 +18,7 @@ def run_episode(
     after_step: Callable[[Episode], None] = lambda _: None,
 ) -> EpisodeResult:
     """One episode from start to end; `fossils` are seeds (slot to blueprint) that are there from the start."""
-    episode = Episode(task, seed, settings, hub=hub)
-    if fossils:
-        episode.model.plant_fossils(fossils)
+    episode = Episode(task, seed, settings, fossils=fossils, hub=hub)
     controller.reset(1, seed)
     while not episode.done:
         episode.step(controller.decide(episode.situation))

@@ -98,8 +98,10 @@ class Schedule:
     def _decide_for(self, situation: Situation, host: int) -> Tensor:
         masks, step = situation.masks, int(situation.signals.epoch[host])
         for planting in self.plantings:
-            place = (host, planting.slot, planting.blueprint)
-            if planting.step == step and masks.blueprint[place] and masks.slot[host, Op.GERMINATE, planting.slot]:
+            if planting.step != step or planting.slot >= len(situation.sites):
+                continue
+            legal = masks.slot[host, Op.GERMINATE, planting.slot]
+            if legal and masks.blueprint[host, planting.slot, planting.blueprint]:
                 return torch.tensor([planting.slot, planting.blueprint, Blend.LINEAR, Op.GERMINATE])
         keepable = masks.slot[host, Op.FOSSILIZE].nonzero().flatten().tolist()
         return torch.tensor([keepable[0], 0, 0, Op.FOSSILIZE]) if keepable else wait(1)[0]

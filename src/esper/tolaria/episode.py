@@ -2,12 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from esper.kasmina import UNLIMITED, ActionMasks, Catalogue, Site, SlotTable, Transitions, find_blueprint, graft
+from esper.kasmina import (
+    UNLIMITED,
+    ActionMasks,
+    Catalogue,
+    Site,
+    SlotTable,
+    Transitions,
+    find_blueprint,
+    graft,
+    stage_changes,
+)
 from esper.leyline import DEFAULT_PRICE, EventType, InputError, Severity, Stage, TelemetryEvent, objective
 from esper.nissa import Hub
 from esper.tolaria.governor import Governor, GovernorSettings
@@ -97,11 +107,19 @@ class EpisodeResult:
 class Episode:
     """A host, its slots, its optimiser and its random streams from the first epoch to the last.
 
-    The same task, seed, settings and actions give the same episode, bit for bit.
+    The same task, seed, settings and actions give the same episode, bit for bit. `fossils` (slot to
+    blueprint) are seeds that are there from the start, for good: a network that is not grown.
     """
 
     def __init__(
-        self, task: Task, seed: int, settings: EpisodeSettings | None = None, *, hub: Hub | None = None, env_id: int = 0
+        self,
+        task: Task,
+        seed: int,
+        settings: EpisodeSettings | None = None,
+        *,
+        fossils: Mapping[str, str] | None = None,
+        hub: Hub | None = None,
+        env_id: int = 0,
     ) -> None:
         self.task = task
         self.settings = settings or EpisodeSettings()
@@ -124,9 +142,12 @@ class Episode:
         )
         self.host_params = sum(parameter.numel() for parameter in host.parameters())
         self._trainer = HostTrainer(self.model, optimizer, task, self.length, streams.shuffle)
-        self._governor = Governor(self.model, math.log(task.classes), self.settings.governor)
+        self.model.plant_fossils(fossils or {})
         self.model.score = torch.tensor([measure(self.model, self._splits.val).score])
         self.signals = SignalTable.empty(1)
+        self.signals.score_history[:, -1] = self.model.score
+        # Last, because what it sees now is what a panic in the first epoch returns to.
+        self._governor = Governor(self.model, math.log(task.classes), self.settings.governor)
         self._emit(EventType.EPISODE_STARTED, {"task": task.name, "seed": seed, "host_params": self.host_params})
 
     @property
@@ -153,27 +174,35 @@ class Episode:
 
         An illegal action raises before anything changes.
         """
-        self._report(self.model.act(actions))
-        self._report(self.model.begin_epoch())
+        if self.done:
+            raise InputError("this episode is over; start another")
+        self._report(self.model.table, self.model.act(actions))
+        self._report(self.model.table, self.model.begin_epoch())
         result = self._trainer.train_epoch()
         measured = measure(self.model, self._splits.val, what_if=self.settings.what_if)
-        self._report(
-            self.model.end_epoch(
-                score=measured.score,
-                loss=result.loss,
-                contributions=measured.contributions,
-                seed_gradients=result.seed_grad_norms,
-            )
+        before = self.model.table
+        moved = self.model.end_epoch(
+            score=measured.score,
+            loss=result.loss,
+            contributions=measured.contributions,
+            seed_gradients=result.seed_grad_norms,
         )
+        self._report(before, moved)
+        self._govern(result, measured)
+
+    def _govern(self, result: EpochResult, measured: Measurement) -> None:
+        """Let the governor judge the epoch: take it into the signals, or tell what was undone."""
+        judged = self.model.table
         panic = self._governor.check(result.loss, measured.loss)
         if panic is None:
             self._track(result, measured)
         else:
-            self.signals.epoch += 1  # the epoch is spent; what was known before it still holds
-            self._emit(
-                EventType.GOVERNOR_ROLLBACK, {"reason": panic, "panics": self._governor.panics}, Severity.WARNING
-            )
-        self._emit_epoch(result, measured)
+            # The epoch is spent; what was known before it still holds.
+            self.signals = replace(self.signals, epoch=self.signals.epoch + 1)
+            why = {"reason": panic, "panics": self._governor.panics}
+            self._emit(EventType.GOVERNOR_ROLLBACK, why, Severity.WARNING)
+            self._report(judged, stage_changes(judged, self.model.table), rolled_back=True)
+        self._emit_epoch(result, measured, rolled_back=panic is not None)
 
     def finish(self) -> EpisodeResult:
         """End the episode: drop what was not kept for good and measure what remains, test split included."""
@@ -195,8 +224,9 @@ class Episode:
             kept=kept,
             panics=self._governor.panics,
         )
-        payload = {"val_score": result.val_score, "test_score": result.test_score, "added_params": result.added_params}
-        self._emit(EventType.EPISODE_ENDED, payload)
+        params = {"added_params": result.added_params, "params": result.host_params + result.added_params}
+        scores = {"val_score": result.val_score, "test_score": result.test_score}
+        self._emit(EventType.EPISODE_ENDED, {**scores, **params})
         return result
 
     def _track(self, result: EpochResult, measured: Measurement) -> None:
@@ -210,15 +240,22 @@ class Episode:
             host_grad_norm=torch.tensor([result.host_grad_norm]),
         )
 
-    def _report(self, transitions: Transitions) -> None:
+    def _report(self, before: SlotTable, transitions: Transitions, *, rolled_back: bool = False) -> None:
+        """Emit stage changes; `before` still knows the blueprint of a seed that they removed."""
         rows = zip(transitions.slot.tolist(), transitions.old.tolist(), transitions.new.tolist(), strict=True)
         for slot, old, new in rows:
-            view = self.model.slot(self.model.sites[slot].slot_id)
-            payload = {"epoch": int(self.signals.epoch) + 1, "from": Stage(old).name, "to": Stage(new).name}
-            payload["blueprint"] = view.blueprint or ""
-            self._emit(EventType.SEED_TRANSITION, payload, slot_id=self.model.sites[slot].slot_id)
+            site = self.model.sites[slot]
+            blueprint = max(int(before.blueprint[0, slot]), int(self.model.table.blueprint[0, slot]))
+            payload = {
+                "epoch": int(self.signals.epoch) + (0 if rolled_back else 1),
+                "from": Stage(old).name,
+                "to": Stage(new).name,
+                "blueprint": find_blueprint(site.shape.family, blueprint).name if blueprint else None,
+                "rolled_back": rolled_back,
+            }
+            self._emit(EventType.SEED_TRANSITION, payload, slot_id=site.slot_id)
 
-    def _emit_epoch(self, result: EpochResult, measured: Measurement) -> None:
+    def _emit_epoch(self, result: EpochResult, measured: Measurement, *, rolled_back: bool) -> None:
         slots = []
         for site, prospect in zip(self.model.sites, measured.prospects.tolist(), strict=True):
             view = self.model.slot(site.slot_id)
@@ -231,6 +268,7 @@ class Episode:
             "val_score": measured.score,
             "params": self.host_params + int(self.model.table.added_params),
             "slots": slots,
+            "rolled_back": rolled_back,
         }
         self._emit(EventType.EPOCH_COMPLETED, payload, Severity.DEBUG)
 

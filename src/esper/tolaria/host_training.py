@@ -91,6 +91,7 @@ class HostTrainer:
 
     def train_epoch(self) -> EpochResult:
         """One epoch: a fixed number of minibatches, whatever the controller does."""
+        self._model.train()
         training = [site.path for site in self._model.sites if self._model.slot(site.path).stage is Stage.TRAINING]
         rows = [self._train_batch(training) for _ in range(self._task.batches_per_epoch)]
         loss, accuracy, host_norm, *seed_norms = torch.stack(rows).mean(0).tolist()
@@ -140,6 +141,7 @@ def measure(model: GraftedModel, split: Split, *, what_if: bool = False) -> Meas
 def _score_copies(model: GraftedModel, split: Split, alphas: Tensor, slots: list[int]) -> tuple[Tensor, float]:
     """The score of each copy of the samples under its row of `alphas [copies, S]`, and the loss of the first."""
     copies = len(alphas)
+    model.eval()  # training puts it back
     with model.override_alphas({slot: alphas[:, slot].repeat_interleave(len(split)) for slot in slots}):
         logits = model(split.x.repeat(copies, *[1] * (split.x.ndim - 1)))
     right = (logits.argmax(1) == split.y.repeat(copies)).view(copies, -1).float().mean(1)

@@ -3,11 +3,13 @@
 import logging
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from esper.leyline import InputError
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,21 +27,26 @@ def is_cached(name: str) -> bool:
     return (data_folder() / f"{name}.npz").exists()
 
 
-def cached_arrays(name: str, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays kept under `name`, made and kept first where there are none.
+def cached_arrays(name: str, keys: Collection[str], make: Callable[[], Arrays]) -> Arrays:
+    """The arrays `keys` kept under `name`, made and kept first where there are none.
 
-    A file cut short is made again. It appears under its name only when it is complete.
+    A file cut short or of another content is made again. It appears under its name only when it is complete.
     """
     path = data_folder() / f"{name}.npz"
-    if path.exists():
+    if path.is_file():
         try:
-            with np.load(path) as stored:
-                return dict(stored)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            # Opened here, because numpy leaves a damaged file open.
+            with path.open("rb") as file, np.load(file) as stored:
+                return {key: stored[key] for key in keys}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             _LOG.warning("%s cannot be read (%s) and is made again", path, error)
     arrays = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial.npz")
-    np.savez(partial, **arrays)  # type: ignore[arg-type]
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.stem}.{os.getpid()}.partial.npz")
+        np.savez(partial, **arrays)  # type: ignore[arg-type]
+        partial.replace(path)
+    except OSError as error:
+        reason = f"data cannot be kept in {data_folder()} ({error.strerror})"
+        raise InputError(f"{reason}; set ESPER_DATA to a folder that can be written") from None
     return arrays

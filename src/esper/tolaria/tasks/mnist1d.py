@@ -11,6 +11,7 @@ from mnist1d.data import get_dataset_args, make_dataset
 from esper.tolaria.tasks.cache import Arrays, cached_arrays, is_cached
 from esper.tolaria.tasks.registry import Loader, OptimizerSettings, Split, Splits, task
 
+_KEYS = ("x", "y", "x_test", "y_test")
 _VAL_SAMPLES = 800
 _SPLIT_SEED = 0
 _HOST_SETTINGS = {"channels": (5, 10, 20)}
@@ -28,12 +29,11 @@ def _generate(shuffled: bool) -> Arrays:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
-    arrays = {"x": made["x"], "y": made["y"], "x_test": made["x_test"], "y_test": made["y_test"]}
-    return {name: array.astype(np.float32 if name.startswith("x") else np.int64) for name, array in arrays.items()}
+    return {key: made[key].astype(np.float32 if key.startswith("x") else np.int64) for key in _KEYS}
 
 
 def _load(shuffled: bool) -> Splits:
-    arrays = cached_arrays("mnist1d-shuffled" if shuffled else "mnist1d", lambda: _generate(shuffled))
+    arrays = cached_arrays("mnist1d-shuffled" if shuffled else "mnist1d", _KEYS, lambda: _generate(shuffled))
     data = {name: torch.from_numpy(array) for name, array in arrays.items()}
     order = torch.randperm(len(data["y"]), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     val, train = order[:_VAL_SAMPLES], order[_VAL_SAMPLES:]

@@ -71,7 +71,7 @@ class Task:
 
     def splits(self) -> Splits:
         """The data, loaded once per process and shared by all hosts."""
-        return _load_once(self.name)
+        return _load_once(self.load)
 
     def build_host(self) -> Host:
         """A fresh host, initialised from torch's global random state."""
@@ -89,7 +89,9 @@ def task(
     classes: int,
     optimizer: OptimizerSettings,
     host_settings: Mapping[str, int | tuple[int, ...]] | None = None,
+    batch_size: int = 64,
     batches_per_epoch: int = 25,
+    episode_length: int = DEFAULT_EPISODE_LENGTH,
     data: Callable[[], str] = lambda: "bundled",
 ) -> Callable[[Loader], Loader]:
     """Register the decorated function, which loads the splits, as the task `name`."""
@@ -103,8 +105,10 @@ def task(
             classes,
             host_settings or {},
             optimizer,
-            batches_per_epoch=batches_per_epoch,
-            data=data,
+            batch_size,
+            batches_per_epoch,
+            episode_length,
+            data,
         )
         return load
 
@@ -124,5 +128,5 @@ def find_task(name: str) -> Task:
 
 
 @cache
-def _load_once(name: str) -> Splits:
-    return find_task(name).load()
+def _load_once(load: Loader) -> Splits:
+    return load()
