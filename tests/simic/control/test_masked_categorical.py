@@ -71,4 +71,5 @@ def test_validation_names_rows_with_non_finite_logits() -> None:
 
 
 def test_validation_can_be_switched_off() -> None:
-    MaskedCategorical(torch.full((3, 4), math.nan), torch.zeros(3, 4, dtype=torch.bool), validate=False)
+    unchecked = MaskedCategorical(torch.full((3, 4), math.nan), torch.zeros(3, 4, dtype=torch.bool), validate=False)
+    assert not unchecked.mask.any()
