@@ -9,9 +9,6 @@ from torch import Tensor
 
 from esper.kasmina import (
     UNLIMITED,
-    ActionMasks,
-    Catalogue,
-    Site,
     SlotTable,
     Transitions,
     find_blueprint,
@@ -23,28 +20,9 @@ from esper.nissa import Hub
 from esper.tolaria.governor import Governor, GovernorSettings
 from esper.tolaria.host_training import EpochResult, HostTrainer, Measurement, build_optimizer, measure
 from esper.tolaria.signals import SignalTable, TrackerSettings, track
+from esper.tolaria.situation import Situation
 from esper.tolaria.streams import Streams, drawing_from
 from esper.tolaria.tasks import Task
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What a controller sees before it acts, for N hosts of one shape."""
-
-    table: SlotTable
-    signals: SignalTable
-    masks: ActionMasks
-    catalogue: Catalogue
-    sites: tuple[Site, ...]
-    host_params: int
-    price: Tensor
-    """`[N]`: what adding as many parameters as the host has costs."""
-    episode_length: int
-
-    @property
-    def steps_left(self) -> Tensor:
-        """`[N]`: epochs that are still to come."""
-        return self.episode_length - self.signals.epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +125,7 @@ class Episode:
         self.signals = SignalTable.empty(1)
         self.signals.score_history[:, -1] = self.model.score
         # Last, because what it sees now is what a panic in the first epoch returns to.
-        self._governor = Governor(self.model, math.log(task.classes), self.settings.governor)
+        self._governor = Governor(self.model, task.guess_loss, self.settings.governor)
         self._emit(EventType.EPISODE_STARTED, {"task": task.name, "seed": seed, "host_params": self.host_params})
 
     @property
@@ -161,6 +139,7 @@ class Episode:
             self.model.sites,
             self.host_params,
             torch.tensor([self.settings.price]),
+            self.model.budget,
             self.length,
         )
 

@@ -1,5 +1,6 @@
 """The registry of tasks: data with three splits, a host tuned on it, and how long an epoch is."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,6 +33,8 @@ class Splits:
 
 
 Loader = Callable[[], Splits]
+Quality = Literal["accuracy", "loss"]
+"""What the score in [0, 1] is: the share of right answers, or, for text, 1 - loss / ln(classes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,14 @@ class Task:
     batch_size: int = 64
     batches_per_epoch: int = 25
     episode_length: int = DEFAULT_EPISODE_LENGTH
-
+    quality: Quality = "accuracy"
     data: Callable[[], str] = lambda: "bundled"
     """Where the data comes from and whether it is here, in a few words."""
+
+    @property
+    def guess_loss(self) -> float:
+        """The loss of guessing every class alike."""
+        return math.log(self.classes)
 
     def splits(self) -> Splits:
         """The data, loaded once per process and shared by all hosts."""
@@ -92,6 +100,7 @@ def task(
     batch_size: int = 64,
     batches_per_epoch: int = 25,
     episode_length: int = DEFAULT_EPISODE_LENGTH,
+    quality: Quality = "accuracy",
     data: Callable[[], str] = lambda: "bundled",
 ) -> Callable[[Loader], Loader]:
     """Register the decorated function, which loads the splits, as the task `name`."""
@@ -108,6 +117,7 @@ def task(
             batch_size,
             batches_per_epoch,
             episode_length,
+            quality,
             data,
         )
         return load
