@@ -19,28 +19,34 @@ class Conv1dConfig:
     classes: int = 10
 
 
+class _ChannelAxis(nn.Module):
+    """Series `[N, L]` become series of one channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(1) if x.ndim == 2 else x
+
+
+class _MeanOverPositions(nn.Module):
+    """Feature maps `[N, C, ...]` become features `[N, C]`."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h.flatten(2).mean(2)
+
+
 @host("conv1d", Conv1dConfig())
 class Conv1dHost(Host):
-    """Stride-2 convolutions with ReLU, a slot behind each, then pooling over positions and a linear layer."""
+    """Stride-2 convolutions with ReLU over series `[N, L]` or `[N, C, L]`, then pooling and a linear layer."""
 
     def __init__(self, config: Conv1dConfig) -> None:
         super().__init__()
         sizes = (config.inputs, *config.channels)
         kernels = (config.first_kernel, *[config.kernel] * (len(config.channels) - 1))
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv1d(before, after, kernel, stride=2, padding=1), nn.ReLU())
+            nn.Sequential(_ChannelAxis(), nn.Conv1d(before, after, kernel, stride=2, padding=1), nn.ReLU())
             for before, after, kernel in zip(sizes[:-1], sizes[1:], kernels, strict=True)
         )
-        self.head = nn.Linear(sizes[-1], config.classes)
-        self.slot_sites = tuple(f"blocks.{index}" for index in range(len(self.blocks)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[N, classes]` for series `[N, L]` or `[N, C, L]`."""
-        h = x.unsqueeze(1) if x.ndim == 2 else x
-        for block in self.blocks:
-            h = block(h)
-        logits: Tensor = self.head(h.mean(2))
-        return logits
+        self.head = nn.Sequential(_MeanOverPositions(), nn.Linear(sizes[-1], config.classes))
+        self.parts = (*(f"blocks.{index}" for index in range(len(self.blocks))), "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ def _conv2d_block(before: int, after: int, convs: int, stride: int) -> nn.Sequen
 
 @host("conv2d", Conv2dConfig(), cifar10=Conv2dConfig(channels=(32, 64, 128), convs_per_block=2))
 class Conv2dHost(Host):
-    """Convolutions with GroupNorm, a slot behind each block; every block but the first halves the image."""
+    """Convolutions with GroupNorm over images `[N, C, H, W]`; every block but the first halves the image."""
 
     def __init__(self, config: Conv2dConfig) -> None:
         super().__init__()
@@ -75,13 +81,5 @@ class Conv2dHost(Host):
             _conv2d_block(before, after, config.convs_per_block, stride=1 if index == 0 else 2)
             for index, (before, after) in enumerate(itertools.pairwise(sizes))
         )
-        self.head = nn.Linear(sizes[-1], config.classes)
-        self.slot_sites = tuple(f"blocks.{index}" for index in range(len(self.blocks)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[N, classes]` for images `[N, C, H, W]`."""
-        h = x
-        for block in self.blocks:
-            h = block(h)
-        logits: Tensor = self.head(h.mean((2, 3)))
-        return logits
+        self.head = nn.Sequential(_MeanOverPositions(), nn.Linear(sizes[-1], config.classes))
+        self.parts = (*(f"blocks.{index}" for index in range(len(self.blocks))), "head")

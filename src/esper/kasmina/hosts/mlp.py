@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from esper.kasmina.hosts.registry import Host, host
 
@@ -19,21 +19,14 @@ class MLPConfig:
 
 @host("mlp", MLPConfig())
 class MLPHost(Host):
-    """Linear layers with ReLU, a slot behind each; inputs `[N, ...]` are flattened."""
+    """Linear layers with ReLU; inputs `[N, ...]` are flattened."""
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__()
         sizes = (config.inputs, *config.widths)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(before, after), nn.ReLU()) for before, after in itertools.pairwise(sizes)
+            nn.Sequential(nn.Flatten(), nn.Linear(before, after), nn.ReLU())
+            for before, after in itertools.pairwise(sizes)
         )
         self.head = nn.Linear(sizes[-1], config.classes)
-        self.slot_sites = tuple(f"blocks.{index}" for index in range(len(self.blocks)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[N, classes]`."""
-        h = x.flatten(1)
-        for block in self.blocks:
-            h = block(h)
-        logits: Tensor = self.head(h)
-        return logits
+        self.parts = (*(f"blocks.{index}" for index in range(len(self.blocks))), "head")

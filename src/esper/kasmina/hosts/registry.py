@@ -1,6 +1,5 @@
 """The registry of hosts: a name, a config dataclass with defaults, a module built from it."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -10,17 +9,26 @@ from torch import Tensor, nn
 from esper.leyline import InputError, unknown_name
 
 
-class Host(nn.Module, ABC):
-    """A plain network that names the submodules behind which it can grow.
+class Host(nn.Module):
+    """A plain network: a chain of submodules, with a place to grow behind each but the last.
 
     Hosts keep no running statistics (GroupNorm and LayerNorm only), so that many of them can run as one.
     """
 
-    slot_sites: tuple[str, ...]
+    parts: tuple[str, ...]
+    """The names of the submodules in the order in which they run."""
 
-    @abstractmethod
+    @property
+    def slot_sites(self) -> tuple[str, ...]:
+        """The submodules behind which the host can grow."""
+        return self.parts[:-1]
+
     def forward(self, x: Tensor) -> Tensor:
         """The logits for a batch."""
+        h = x
+        for part in self.parts:
+            h = self.get_submodule(part)(h)
+        return h
 
 
 HostT = TypeVar("HostT", bound=Callable[[Any], Host])

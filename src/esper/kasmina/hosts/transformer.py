@@ -56,7 +56,7 @@ class _Block(nn.Module):
 
 @host("transformer", TransformerConfig(), large=TransformerConfig(context=128, width=128, layers=4))
 class TransformerHost(Host):
-    """Decoder blocks over a fixed context, a slot behind the embedding and behind each block."""
+    """Decoder blocks over a fixed context, tokens `[N, T]` in; a slot behind the embedding and behind each block."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -64,14 +64,5 @@ class TransformerHost(Host):
             raise InputError(f"transformer width {config.width} is not a multiple of its {config.heads} heads")
         self.embedding = _Embedding(config)
         self.blocks = nn.ModuleList(_Block(config.width, config.heads) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.vocabulary)
-        self.slot_sites = ("embedding", *(f"blocks.{index}" for index in range(config.layers)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[N, T, vocabulary]` for tokens `[N, T]`."""
-        h = self.embedding(x)
-        for block in self.blocks:
-            h = block(h)
-        logits: Tensor = self.head(self.norm(h))
-        return logits
+        self.head = nn.Sequential(nn.LayerNorm(config.width), nn.Linear(config.width, config.vocabulary))
+        self.parts = ("embedding", *(f"blocks.{index}" for index in range(config.layers)), "head")
