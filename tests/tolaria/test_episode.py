@@ -13,7 +13,8 @@ from esper.leyline import EventType, IllegalActionError, InputError, Op, Stage
 from esper.nissa import Hub, MemorySink
 from esper.tamiyo import Heuristic, Never, Planting, Random, Schedule, run_episode
 from esper.tolaria import Episode, EpisodeSettings, Task, find_task, measure
-from esper.tolaria.host_training import BatchStream, learning_rate
+from esper.tolaria.executors.base import learning_rate
+from esper.tolaria.streams import BatchStream
 from tests.worlds import tiny_task
 
 WAIT = torch.tensor([[0, 0, 0, Op.WAIT]])
@@ -56,20 +57,20 @@ def test_contributions_are_the_score_with_minus_without_each_seed() -> None:
     while not episode.done:
         episode.step(KEEP_TWO.decide(episode.situation))
     split = episode.task.splits().val
-    measured = measure(episode.model, split)
+    measured = measure(episode.model, episode.task, split)
 
     def score() -> float:
         with torch.inference_mode():
             right: Tensor = episode.model(split.x).argmax(1) == split.y
         return right.float().mean().item()
 
-    assert measured.score == pytest.approx(score())
+    assert float(measured.score) == pytest.approx(score())
     for slot in ("r0c0", "r0c1"):
         with episode.model.override_alpha(slot, 0.0):
-            expected = measured.score - score()
+            expected = float(measured.score) - score()
         index = episode.model.slot_index(slot)
-        assert float(measured.contributions[index]) == pytest.approx(expected, abs=1e-6)
-    assert measured.contributions[2].isnan()
+        assert float(measured.contributions[0, index]) == pytest.approx(expected, abs=1e-6)
+    assert measured.contributions[0, 2].isnan()
 
 
 def test_what_an_isolated_seed_would_bring_is_told_on_request_and_changes_nothing() -> None:
@@ -89,16 +90,18 @@ def test_what_an_isolated_seed_would_bring_is_told_on_request_and_changes_nothin
         assert torch.equal(a, b)
     split = asked.task.splits().val
     asked.model.table.alpha[0, 1] = 0.0  # as it was before it began to blend
-    measured = measure(asked.model, split, what_if=True)
+    measured = measure(asked.model, asked.task, split, what_if=True)
     with asked.model.override_alpha("r0c1", 1.0), torch.inference_mode():
         right: Tensor = asked.model(split.x).argmax(1) == split.y
-    assert float(measured.prospects[1]) == pytest.approx(right.float().mean().item() - measured.score, abs=1e-6)
+    assert float(measured.prospects[0, 1]) == pytest.approx(
+        right.float().mean().item() - float(measured.score), abs=1e-6
+    )
 
 
 def test_a_seed_that_does_nothing_contributes_exactly_nothing() -> None:
     episode = Episode(tiny_task(), 0)
     episode.model.plant_fossils({"r0c2": "mlp"})  # born without effect
-    assert float(measure(episode.model, episode.task.splits().val).contributions[2]) == 0.0
+    assert float(measure(episode.model, episode.task, episode.task.splits().val).contributions[0, 2]) == 0.0
 
 
 def test_only_what_was_kept_for_good_counts_at_the_end() -> None:
@@ -151,13 +154,13 @@ def test_a_broken_epoch_is_rolled_back_reported_and_survived() -> None:
 def test_a_panic_in_the_first_epoch_returns_to_the_start_of_the_episode() -> None:
     memory = MemorySink()
     episode = Episode(tiny_task(), 0, fossils={"r0c0": "norm"}, hub=Hub([memory]))
-    score = episode.model.score.clone()
+    score = episode.situation.score.clone()
     with torch.no_grad():
         next(episode.model.host.parameters()).fill_(torch.nan)
     seen = episode.situation.signals
     episode.step(torch.tensor([[1, 3, 0, Op.GERMINATE]]))
     assert episode.model.slot("r0c0").stage is Stage.FOSSILIZED
-    assert torch.equal(episode.model.score, score)
+    assert torch.equal(episode.situation.score, score)
     assert int(seen.epoch) == 0  # what was handed out is not changed afterwards
     moves = [event.payload for event in memory.events if event.event_type is EventType.SEED_TRANSITION]
     assert (moves[-1]["from"], moves[-1]["to"], moves[-1]["rolled_back"]) == ("TRAINING", "DORMANT", True)
@@ -181,16 +184,12 @@ def test_seeds_that_are_there_from_the_start_obey_the_budget() -> None:
 class NoisyHost(Host):
     """A host with running statistics and dropout, as people may register."""
 
-    slot_sites = ("first",)
+    parts = ("first", "rest")
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(6, 8)
         self.rest = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.rest(self.first(x))
-        return logits
 
 
 def test_measuring_neither_learns_nor_drops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +197,7 @@ def test_measuring_neither_learns_nor_drops(monkeypatch: pytest.MonkeyPatch) -> 
     episode = Episode(tiny_task(), 0)
     episode.step(WAIT)
     statistics = [buffer.clone() for buffer in episode.model.host.buffers()]
-    first, second = (measure(episode.model, episode.task.splits().test) for _ in range(2))
+    first, second = (measure(episode.model, episode.task, episode.task.splits().test) for _ in range(2))
     assert (first.loss, first.score) == (second.loss, second.score)
     assert all(torch.equal(a, b) for a, b in zip(statistics, episode.model.host.buffers(), strict=True))
     episode.step(WAIT)

@@ -1,4 +1,4 @@
-"""The governor: failures are noticed and undone bit for bit, noise is left alone."""
+"""The governor: failures are noticed and undone bit for bit, noise is left alone, hosts are judged apart."""
 
 import gc
 import math
@@ -6,100 +6,123 @@ import resource
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from esper.kasmina import GraftedModel, take_snapshot
-from esper.leyline import Stage
-from esper.tolaria import Governor, GovernorSettings
-from tests.kasmina.builders import grow_until, make_grafted, run_epoch
+from esper.leyline import EventType, Op
+from esper.nissa import Hub, MemorySink
+from esper.tolaria import Governor, GovernorSettings, Population
+from tests.worlds import tiny_task
 
 GUESS = math.log(3)
+ALL = torch.tensor([True, True])
+WAIT = torch.zeros((2, 4), dtype=torch.int64)
 
 
-def grown() -> GraftedModel:
-    model = make_grafted()
-    model.germinate("1", "mlp")
-    grow_until(model, "1", Stage.BLENDING)
-    return model
-
-
-def tensors(model: GraftedModel) -> list[Tensor]:
-    return list(take_snapshot(model).tensors.values())
+def judge(governor: Governor, train: float, val: float) -> list[bool]:
+    """Both hosts are fine but the first, which has these losses."""
+    return governor.judge(torch.tensor([train, 0.9]), torch.tensor([val, 0.9]), ALL).tolist()
 
 
 @pytest.mark.parametrize(
-    ("train_loss", "val_loss"),
-    [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, 1e6), (-math.inf, 1.0)],
+    ("train_loss", "val_loss", "why"),
+    [
+        (math.nan, 1.0, "training loss is nan"),
+        (1.0, math.nan, "validation loss is nan"),
+        (math.inf, 1.0, "training loss is inf"),
+        (1.0, 1e6, "validation loss 1e+06 exceeds 2.7"),
+        (-math.inf, 1.0, "training loss is -inf"),
+    ],
 )
-def test_a_failed_epoch_is_undone_bit_for_bit(train_loss: float, val_loss: float) -> None:
-    model = grown()
-    governor = Governor(model, GUESS)
-    run_epoch(model)
-    assert governor.check(0.9, 0.9) is None
-    table, good = model.table.clone(), tensors(model)
-    run_epoch(model)
-    assert governor.check(train_loss, val_loss)
-    assert model.table.equals(table)
-    assert all(torch.equal(a, b) for a, b in zip(good, tensors(model), strict=True))
-
-
-def test_rollback_undoes_what_was_grown_since() -> None:
-    model = make_grafted()
-    governor = Governor(model, GUESS)
-    model.germinate("3", "mlp")
-    run_epoch(model)
-    governor.check(math.nan, 1.0)
-    assert model.slot("3").stage is Stage.DORMANT
-    assert model.optimizer is not None
-    assert len(model.optimizer.param_groups) == 1
+def test_a_failed_epoch_is_noticed_in_the_host_that_failed(train_loss: float, val_loss: float, why: str) -> None:
+    governor = Governor(2, GUESS)
+    assert judge(governor, 0.9, 0.9) == [False, False]
+    assert judge(governor, train_loss, val_loss) == [True, False]
+    assert governor.explain(train_loss, val_loss, 0) == why
+    assert governor.panics.tolist() == [1, 0]
 
 
 def test_the_usual_noise_is_no_panic() -> None:
-    governor = Governor(make_grafted(), GUESS)
+    governor = Governor(2, GUESS)
     for loss in [1.1, 0.8, 1.0, 0.3, 0.9, 0.2, 0.5, 1.4]:
-        assert governor.check(loss, loss) is None
-    assert governor.panics == 0
+        assert judge(governor, loss, loss) == [False, False]
 
 
-def test_the_third_panic_ends_the_episode() -> None:
-    governor = Governor(make_grafted(), GUESS, GovernorSettings(max_panics=3))
-    for count in range(1, 4):
-        assert not governor.exhausted
-        governor.check(math.nan, math.nan)
-        assert governor.panics == count
-    assert governor.exhausted
+def test_an_explosion_is_told_from_the_median_of_good_epochs() -> None:
+    governor = Governor(2, GUESS, GovernorSettings(explosion_factor=3.0, guess_factor=0.0))
+    for loss in (0.1, 5.0, 0.1, 0.1):  # the second is an explosion and does not enter the median
+        assert judge(governor, loss, loss)[0] is (loss == 5.0)
+    assert judge(governor, 0.29, 0.29) == [False, False]
+    assert judge(governor, 0.31, 0.31) == [True, False]
 
 
-@pytest.mark.parametrize(("in_use", "calls"), [(True, 1), (False, 0)])
-def test_cached_device_memory_is_given_back_only_where_there_is_a_device(
-    in_use: bool, calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    emptied: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    Governor(make_grafted(), GUESS).check(1.0, 1.0)
-    assert len(emptied) == calls
+def test_the_third_panic_exhausts_a_host_and_a_new_episode_forgives_it() -> None:
+    governor = Governor(2, GUESS, GovernorSettings(max_panics=3))
+    for _ in range(3):
+        assert governor.exhausted.tolist() == [False, False]
+        judge(governor, math.nan, math.nan)
+    assert governor.exhausted.tolist() == [True, False]
+    governor.start(torch.tensor([True, False]))
+    assert governor.exhausted.tolist() == [False, False]
 
 
-def test_a_snapshot_holds_weights_and_moments_and_little_else() -> None:
-    host = nn.Sequential(nn.Linear(1000, 500), nn.Tanh(), nn.Linear(500, 3))
-    model = make_grafted(model=host, at=["1"], example=torch.randn(2, 1000))
-    assert model.optimizer is not None
-    model(torch.randn(2, 1000)).sum().backward()
-    model.optimizer.step()
-    snapshot = take_snapshot(model)
-    moments = [t for group in snapshot.groups for state in group.states for t in state.values()]
-    held = sum(t.numel() * t.element_size() for t in (*snapshot.tensors.values(), *moments))
-    assert held == pytest.approx(3 * 4 * sum(p.numel() for p in host.parameters()), rel=0.01)
+def test_hosts_that_do_not_run_are_not_judged() -> None:
+    governor = Governor(2, GUESS)
+    bad = torch.tensor([math.nan, math.nan])
+    assert governor.judge(bad, bad, torch.tensor([True, False])).tolist() == [True, False]
 
 
-def test_snapshots_do_not_pile_up() -> None:
-    model = make_grafted()
-    governor = Governor(model, GUESS)
-    for _ in range(200):
-        governor.check(1.0, 1.0)
+def poison(population: Population, host: int) -> None:
+    """Break one host's weights, as a bad step would."""
+    with torch.no_grad():
+        if population_is_stacked(population):
+            population.executor._now.hosts.weights[host] = math.nan  # type: ignore[attr-defined]
+        else:
+            next(population.executor.network(host).host.parameters()).fill_(math.nan)
+
+
+def population_is_stacked(population: Population) -> bool:
+    return type(population.executor).__name__ == "StackedExecutor"
+
+
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+def test_a_rollback_returns_network_seeds_and_optimiser_bit_for_bit(executor: str) -> None:
+    memory = MemorySink()
+    population = Population(tiny_task(), 2, executor=executor, hub=Hub([memory]))
+    population.start([0, 1])
+    population.step(torch.tensor([[0, 3, 0, Op.GERMINATE], [2, 1, 0, Op.GERMINATE]]))
+    for _ in range(3):
+        population.step(WAIT)
+    table = population.table.clone()
+    poison(population, 0)
+    outcome = population.step(torch.tensor([[1, 1, 0, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
+    assert outcome.panicked.tolist() == [True, False]
+    assert population.table.select(slice(0, 1)).equals(table.select(slice(0, 1)))  # what was germinated since is gone
+    rollbacks = [event for event in memory.events if event.event_type is EventType.GOVERNOR_ROLLBACK]
+    assert [(event.env_id, event.payload["reason"]) for event in rollbacks] == [(0, "training loss is nan")]
+    # Host 1 went on; host 0 is compared alone.
+    alone = Population(tiny_task(), 1, executor=executor)
+    alone.start([0])
+    alone.step(torch.tensor([[0, 3, 0, Op.GERMINATE]]))
+    for _ in range(3):
+        alone.step(WAIT[:1])
+    expected, restored = alone.executor.network(0), population.executor.network(0)
+    for a, b in zip(expected.parameters(), restored.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=0 if executor == "loop" else 1e-6)
+    outcome = population.step(WAIT)
+    assert not outcome.panicked.any()
+
+
+def test_memory_does_not_grow_with_the_epochs() -> None:
+    population = Population(tiny_task(batches_per_epoch=1), 2, executor="loop")
+    population.start([0, 1])
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            if population.done:
+                population.start([0, 1])
+            population.step(WAIT)
+
+    run(100)
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(1000):
-        governor.check(1.0, 1.0)
+    run(300)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1.05 * before

@@ -4,7 +4,16 @@ from esper.kasmina.blueprints import Blueprint, Cost, blueprint, blueprints_of, 
 from esper.kasmina.graft import GraftedModel, Site, graft
 from esper.kasmina.hosts import Host, build_host, host, host_names
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
-from esper.kasmina.lifecycle import EpochEvidence, Transitions, act, begin_epoch, end_epoch, stage_changes
+from esper.kasmina.lifecycle import (
+    EpochEvidence,
+    Transitions,
+    act,
+    begin_epoch,
+    drop_unfinished,
+    end_epoch,
+    plant_fossils,
+    stage_changes,
+)
 from esper.kasmina.sites import Family, SiteShape
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, restore_snapshot, take_snapshot
@@ -33,11 +42,13 @@ __all__ = [
     "blueprint",
     "blueprints_of",
     "build_host",
+    "drop_unfinished",
     "end_epoch",
     "find_blueprint",
     "graft",
     "host",
     "host_names",
+    "plant_fossils",
     "restore_snapshot",
     "stage_changes",
     "take_snapshot",

@@ -179,27 +179,19 @@ class GraftedModel(nn.Module):
 
     def plant_fossils(self, blueprints: Mapping[str, str]) -> None:
         """Start with these blueprints (by slot) in place, at alpha 1 and for good: a network that is not grown."""
-        table = self.table.clone()
+        table = self.table
         for name, blueprint in blueprints.items():
             index = self.slot_index(name)
             chosen = find_blueprint(self.sites[index].shape.family, blueprint)
             if table.stage[0, index] != Stage.DORMANT:
                 raise IllegalActionError(f"the slot behind {self.sites[index].path!r} is not free")
             self._check_affordable(table, index, chosen)
-            table.stage[0, index] = Stage.FOSSILIZED.value
-            table.alpha[0, index] = 1.0
-            table.blueprint[0, index] = chosen.id
-            table.params[0, index] = self.catalogue.params[index, chosen.id - 1]
+            table = lifecycle.plant_fossils(table, {index: chosen.id}, self.catalogue)
         self.follow(table)
 
     def drop_unfinished(self) -> None:
         """End of the story: every seed that was not kept for good goes."""
-        table = self.table.clone()
-        unfinished = table.occupied & (table.stage != Stage.FOSSILIZED)
-        table.clear(unfinished)
-        table.stage[unfinished] = Stage.DORMANT.value
-        table.epochs_in_stage[unfinished] = 0
-        self.follow(table)
+        self.follow(lifecycle.drop_unfinished(self.table))
 
     def seed_gradient_norms(self) -> Tensor:
         """`[1, S]`: the norm of each seed's present gradients, 0 for an empty slot."""

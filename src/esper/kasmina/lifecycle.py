@@ -4,6 +4,7 @@ One step of a host is `act`, then `begin_epoch`, an epoch of training and valida
 Nothing here knows of modules: `graft.py` and the executors make networks follow the table.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -123,6 +124,32 @@ def end_epoch(table: SlotTable, evidence: EpochEvidence) -> tuple[SlotTable, Tra
     move(new, (table.stage == Stage.CULLED) & cooled, Stage.EMBARGOED)
     move(new, (table.stage == Stage.EMBARGOED) & cooled, Stage.DORMANT)
     return new, stage_changes(table, new)
+
+
+def plant_fossils(table: SlotTable, planted: Mapping[int, int], catalogue: Catalogue) -> SlotTable:
+    """The table with blueprints in place from the start, at alpha 1 and for good: networks that are not grown.
+
+    `planted` maps slots to blueprint ids; every host gets the same.
+    """
+    new = table.clone()
+    for slot, blueprint in planted.items():
+        new.stage[:, slot] = Stage.FOSSILIZED.value
+        new.alpha[:, slot] = 1.0
+        new.blueprint[:, slot] = blueprint
+        new.params[:, slot] = catalogue.params[slot, blueprint - 1]
+    return new
+
+
+def drop_unfinished(table: SlotTable, hosts: Tensor | None = None) -> SlotTable:
+    """The end of the story, of all hosts or of `hosts [N]` (bool): every seed that was not kept for good goes."""
+    new = table.clone()
+    unfinished = table.occupied & (table.stage != Stage.FOSSILIZED)
+    if hosts is not None:
+        unfinished &= hosts[:, None]
+    new.clear(unfinished)
+    new.stage[unfinished] = Stage.DORMANT.value
+    new.epochs_in_stage[unfinished] = 0
+    return new
 
 
 def _record(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:

@@ -1,8 +1,9 @@
 """Snapshots of a growing network: take one, and return to it bit for bit, whatever grew or went in between."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +32,17 @@ class Snapshot:
     score: Tensor
     tensors: dict[str, Tensor]
     groups: list[_GroupSnapshot]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The snapshot as tensors in plain containers."""
+        groups = [[group.slot_id, group.settings, group.states] for group in self.groups]
+        return {"table": self.table.columns(), "score": self.score, "tensors": self.tensors, "groups": groups}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
+        """The inverse of `state_dict`."""
+        groups = [_GroupSnapshot(*group) for group in state["groups"]]
+        return cls(SlotTable(**state["table"]), state["score"], state["tensors"], groups)
 
 
 def take_snapshot(model: GraftedModel) -> Snapshot:

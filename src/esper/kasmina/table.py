@@ -69,6 +69,15 @@ class SlotTable:
         """A copy that shares nothing with this table."""
         return type(self)(**{name: column.clone() for name, column in self.columns().items()})
 
+    def select(self, hosts: slice | Tensor) -> Self:
+        """The table of these hosts only."""
+        return type(self)(**{name: column[hosts] for name, column in self.columns().items()})
+
+    def where(self, hosts: Tensor, other: Self) -> Self:
+        """This table for `hosts [N]` (bool), `other` for the rest."""
+        pairs = zip(self.columns().items(), other.columns().values(), strict=True)
+        return type(self)(**{name: torch.where(hosts[:, None], mine, theirs) for (name, mine), theirs in pairs})
+
     def columns(self) -> dict[str, Tensor]:
         """Every field by name."""
         return {spec.name: getattr(self, spec.name) for spec in fields(self)}

@@ -29,6 +29,11 @@ class Hub:
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
         self._sinks = list(sinks)
 
+    @property
+    def listening(self) -> bool:
+        """Whether any sink is there to take an event."""
+        return bool(self._sinks)
+
     def emit(self, event: TelemetryEvent) -> None:
         """Publish `event`."""
         self._each(lambda sink: sink.write(event))

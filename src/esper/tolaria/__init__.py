@@ -1,8 +1,10 @@
 """Tolaria: where hosts train. Tasks and data, episodes, counterfactual measurement, signals and the governor."""
 
-from esper.tolaria.episode import Episode, EpisodeResult, EpisodeSettings, Kept
+from esper.tolaria.episode import Episode
+from esper.tolaria.executors import Executor, LoopExecutor, Measurement, StackedExecutor, executor_names, measure
 from esper.tolaria.governor import Governor, GovernorSettings
-from esper.tolaria.host_training import Measurement, measure
+from esper.tolaria.population import Population
+from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
 from esper.tolaria.signals import SignalTable, TrackerSettings, track
 from esper.tolaria.situation import Outcome, Situation
 from esper.tolaria.tasks import OptimizerSettings, Split, Splits, Task, find_task, task, task_names
@@ -11,18 +13,23 @@ __all__ = [
     "Episode",
     "EpisodeResult",
     "EpisodeSettings",
+    "Executor",
     "Governor",
     "GovernorSettings",
     "Kept",
+    "LoopExecutor",
     "Measurement",
     "OptimizerSettings",
     "Outcome",
+    "Population",
     "SignalTable",
     "Situation",
     "Split",
     "Splits",
+    "StackedExecutor",
     "Task",
     "TrackerSettings",
+    "executor_names",
     "find_task",
     "measure",
     "task",

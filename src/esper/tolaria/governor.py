@@ -1,12 +1,11 @@
-"""The governor: notices when the training of a host fails and takes it back to its last good epoch."""
+"""The governor: notices when the training of a host fails, so that it can be taken back to its last good epoch."""
 
 import math
-from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-
-from esper.kasmina import GraftedModel, Snapshot, restore_snapshot, take_snapshot
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,48 +23,62 @@ class GovernorSettings:
 
 
 class Governor:
-    """Watches one host. Call `check` after every epoch; on a panic everything is as it was before that epoch."""
+    """Judges the epochs of N hosts. It knows losses only; who rolls back is told by `judge`."""
 
-    def __init__(self, model: GraftedModel, guess_loss: float, settings: GovernorSettings | None = None) -> None:
-        self._model = model
-        self._guess_loss = guess_loss
+    def __init__(self, num_hosts: int, guess_loss: float, settings: GovernorSettings | None = None) -> None:
         self._settings = settings or GovernorSettings()
-        self._losses: deque[float] = deque(maxlen=self._settings.history)
-        self._snapshot: Snapshot | None = take_snapshot(model)
-        self.panics = 0
+        self._guess_loss = guess_loss
+        self._losses = torch.full((num_hosts, self._settings.history), math.nan)
+        self.panics = torch.zeros(num_hosts, dtype=torch.int64)
+        """`[N]`: how often each host has failed in this episode."""
 
     @property
-    def exhausted(self) -> bool:
-        """Whether the host has panicked so often that its episode is over."""
+    def exhausted(self) -> Tensor:
+        """`[N]` bool: the host has panicked so often that its episode is over."""
         return self.panics >= self._settings.max_panics
 
-    def check(self, train_loss: float, val_loss: float) -> str | None:
-        """Judge an epoch: keep it as the last good one, or roll back and say why."""
-        reason = self._failure(train_loss, val_loss)
-        if reason is None:
-            self._losses.append(val_loss)
-            self._snapshot = None  # released first, so that two never exist at once
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
-            self._snapshot = take_snapshot(self._model)
-            return None
-        self.panics += 1
-        assert self._snapshot is not None
-        restore_snapshot(self._model, self._snapshot)
-        return reason
+    def start(self, hosts: Tensor) -> None:
+        """New episodes begin for `hosts [N]` (bool)."""
+        self._losses[hosts] = math.nan
+        self.panics[hosts] = 0
 
-    def _failure(self, train_loss: float, val_loss: float) -> str | None:
+    def judge(self, train_loss: Tensor, val_loss: Tensor, running: Tensor) -> Tensor:
+        """`[N]` bool: which of the `running` hosts failed, so that their epoch has to be undone.
+
+        The losses of good epochs enter the history.
+        """
+        limit = self._limit()
+        # Written so that anything that is not a proper number counts as a failure.
+        good = torch.ones_like(limit, dtype=torch.bool)
+        for loss in (train_loss, val_loss):
+            good &= loss.isfinite() & (loss <= limit)
+        moved = torch.cat([self._losses[:, 1:], val_loss[:, None]], 1)
+        self._losses = torch.where((good & running)[:, None], moved, self._losses)
+        panicked = running & ~good
+        self.panics += panicked
+        return panicked
+
+    def explain(self, train_loss: float, val_loss: float, host: int) -> str:
+        """Why the epoch of a host was judged a failure."""
         for name, loss in (("training", train_loss), ("validation", val_loss)):
-            # Written so that anything that is not a proper number counts as a failure.
             if not math.isfinite(loss):
                 return f"{name} loss is {loss}"
-            limit = self._limit()
-            if not loss <= limit:
-                return f"{name} loss {loss:.3g} exceeds {limit:.3g}"
-        return None
+        name, worst = max(("validation", val_loss), ("training", train_loss), key=lambda item: item[1])
+        return f"{name} loss {worst:.3g} exceeds {float(self._limit()[host]):.3g}"
 
-    def _limit(self) -> float:
-        recent = sorted(self._losses)
-        median = recent[len(recent) // 2] if recent else self._guess_loss
+    def _limit(self) -> Tensor:
+        known = self._losses.isfinite()
+        middle = (known.sum(1) // 2).clamp(max=self._losses.shape[1] - 1)
+        # Sorted with what is not known last, so that the middle of what is known can be picked.
+        recent = self._losses.nan_to_num(nan=math.inf).sort(1).values.gather(1, middle[:, None])[:, 0]
+        median = torch.where(known.any(1), recent, self._guess_loss)
         settings = self._settings
-        return max(settings.explosion_factor * median, settings.guess_factor * self._guess_loss)
+        return (settings.explosion_factor * median).clamp(min=settings.guess_factor * self._guess_loss)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What it remembers."""
+        return {"losses": self._losses.clone(), "panics": self.panics.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Remember it again."""
+        self._losses, self.panics = state["losses"].clone(), state["panics"].clone()

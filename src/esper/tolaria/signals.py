@@ -60,6 +60,20 @@ class SignalTable:
         }
         return cls(**{spec.name: given.get(spec.name, unknown).clone() for spec in fields(cls)})
 
+    def columns(self) -> dict[str, Tensor]:
+        """Every field by name."""
+        return {spec.name: getattr(self, spec.name) for spec in fields(self)}
+
+    def clone(self) -> Self:
+        """A copy that shares nothing with this table."""
+        return type(self)(**{name: column.clone() for name, column in self.columns().items()})
+
+    def where(self, hosts: Tensor, other: Self) -> Self:
+        """These signals for `hosts [N]` (bool), `other` for the rest."""
+        pairs = zip(self.columns().items(), other.columns().values(), strict=True)
+        chosen = {name: torch.where(hosts.view(-1, *[1] * (a.ndim - 1)), a, b) for (name, a), b in pairs}
+        return type(self)(**chosen)
+
 
 def track(
     table: SignalTable,

@@ -1,0 +1,18 @@
+"""Executors: two ways to run many hosts that agree. `loop` defines what is right, `stacked` is fast on small hosts."""
+
+from esper.tolaria.executors.base import EpochResult, Executor, Measurement
+from esper.tolaria.executors.choice import ExecutorName, executor_names, make_executor
+from esper.tolaria.executors.loop import LoopExecutor, measure
+from esper.tolaria.executors.stacked import StackedExecutor
+
+__all__ = [
+    "EpochResult",
+    "Executor",
+    "ExecutorName",
+    "LoopExecutor",
+    "Measurement",
+    "StackedExecutor",
+    "executor_names",
+    "make_executor",
+    "measure",
+]

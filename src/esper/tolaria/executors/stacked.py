@@ -1,0 +1,331 @@
+"""Many hosts as one: parameters of all hosts stacked, seeds grouped by slot and blueprint, rows instead of objects."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from esper.kasmina import NOT_MEASURED, GraftedModel, SlotTable, find_blueprint, graft
+from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, losses_and_accuracies, score_of
+from esper.tolaria.executors.batched import AddRows, Batched, GatherRows
+from esper.tolaria.executors.routes import Crossing, Route, plan_route
+from esper.tolaria.executors.rows import Rows, clip, flatten, leaves, step
+from esper.tolaria.streams import BatchStream, Streams, drawing_from
+from esper.tolaria.tasks import Split, Task
+
+_MAX_ELEMENTS = 2**23
+"""Of one activation tensor in validation: above this, samples are measured in several goes."""
+
+_VMAP_ATTENTION = sdpa_kernel(SDPBackend.MATH)
+"""The one kind of attention that vmap knows."""
+
+GroupKey = tuple[int, int]
+"""Slot and blueprint id."""
+
+
+@dataclass(slots=True)
+class _State:
+    """The rows of all hosts and of all seeds."""
+
+    hosts: Rows
+    seeds: dict[GroupKey, Rows] = field(default_factory=dict)
+
+    def clone(self) -> "_State":
+        return _State(self.hosts.clone(), {key: rows.clone() for key, rows in self.seeds.items()})
+
+    def groups(self) -> list[Rows]:
+        return [self.hosts, *self.seeds.values()]
+
+
+class StackedExecutor:
+    """Trains all hosts at once; agrees with `loop` to float tolerance."""
+
+    def __init__(self, task: Task, num_hosts: int, episode_length: int, dtype: torch.dtype = torch.float32) -> None:
+        self._task = task
+        self._num_hosts = num_hosts
+        self._length = episode_length
+        self._dtype = dtype
+        splits = task.splits()
+        self._train_x, self._train_y = self._cast(splits.train.x), splits.train.y
+        host = task.build_host().to(dtype)
+        self._parts = [Batched(host.get_submodule(part)) for part in host.parts]
+        template = graft(host, at=host.slot_sites, example=self._cast(splits.val.x[:2]))
+        self.sites, self.catalogue = template.sites, template.catalogue
+        self.host_params = sum(part.size for part in self._parts)
+        self._blueprints: dict[GroupKey, Batched] = {}
+        self._streams = [Streams.from_seed(0) for _ in range(num_hosts)]
+        self._batches = [self._batch_stream(streams) for streams in self._streams]
+        self._steps = torch.zeros(num_hosts, dtype=torch.int64)
+        weights = torch.zeros(num_hosts, self.host_params, dtype=dtype)
+        self._now = _State(Rows.fresh(range(num_hosts), weights, task.optimizer))
+        self._good = self._now.clone()
+        self._table = SlotTable.empty(num_hosts, len(self.sites))
+        self._planted = self._table.blueprint.clone()
+
+    def start(self, hosts: Sequence[int], seeds: Sequence[int]) -> None:
+        """Put fresh hosts without seeds in these places."""
+        for index, seed in zip(hosts, seeds, strict=True):
+            streams = self._streams[index] = Streams.from_seed(seed)
+            self._batches[index] = self._batch_stream(streams)
+            with drawing_from(streams.init):
+                host = self._task.build_host().to(self._dtype)
+            rows = self._now.hosts
+            rows.weights[index] = torch.cat([flatten(host.get_submodule(part)) for part in host.parts])
+            for column in (rows.first, rows.second, rows.steps):
+                column[index] = 0
+            self._steps[index] = 0
+        emptied = self._table.clone()
+        gone = torch.zeros(self._num_hosts, dtype=torch.bool)
+        gone[list(hosts)] = True
+        self.follow(SlotTable.empty(*emptied.shape).where(gone, emptied))
+
+    def follow(self, table: SlotTable) -> None:
+        """Remove and plant seeds until what is planted is what the table says."""
+        for slot, site in enumerate(self.sites):
+            changed = self._planted[:, slot] != table.blueprint[:, slot]
+            if not changed.any():
+                continue
+            for blueprint in {*self._planted[changed, slot].tolist(), *table.blueprint[changed, slot].tolist()} - {0}:
+                key = (slot, blueprint)
+                born = (changed & (table.blueprint[:, slot] == blueprint)).nonzero().flatten().tolist()
+                kept = self._now.seeds.get(key)
+                parts = [] if kept is None else [kept.select(~changed[kept.owner])]
+                if born:
+                    find = find_blueprint(site.shape.family, blueprint)
+                    parts.append(self._germinate(key, find.build, born))
+                self._set_group(key, parts)
+        self._planted = table.blueprint.clone()
+        self._table = table
+
+    def _germinate(self, key: GroupKey, build: Any, hosts: list[int]) -> Rows:
+        fresh = []
+        for host in hosts:
+            with torch.inference_mode(False), drawing_from(self._streams[host].seeds):
+                fresh.append(flatten(build(self.sites[key[0]].shape).to(self._dtype)))
+        return Rows.fresh(hosts, torch.stack(fresh), self._task.optimizer)
+
+    def _set_group(self, key: GroupKey, parts: list[Rows]) -> None:
+        rows = Rows.merged(parts)
+        if len(rows.owner):
+            self._now.seeds[key] = rows
+        else:
+            self._now.seeds.pop(key, None)
+        self._now.seeds = dict(sorted(self._now.seeds.items()))
+
+    @_VMAP_ATTENTION
+    def train_epoch(self) -> EpochResult:
+        """Train all hosts for one epoch."""
+        task, count = self._task, self._task.batches_per_epoch
+        batches = torch.stack([stream.take(count) for stream in self._batches], 1)
+        rates = self._rates(count)
+        route = self._route(leave_out=False, try_out=True)
+        tensors = self._leaves()
+        results = [self._train_batch(route, tensors, batches[i], rates[i]) for i in range(count)]
+        self._steps += count
+        means = [torch.stack(column).mean(0).to(torch.float32) for column in zip(*results, strict=True)]
+        loss, accuracy, host_norm, *group_norms = means
+        seed_norms = torch.zeros(self._num_hosts, len(self.sites))
+        for ((slot, _), rows), norm in zip(self._now.seeds.items(), group_norms, strict=True):
+            seed_norms[rows.owner, slot] = norm
+        return EpochResult(loss, score_of(task, loss, accuracy), host_norm, seed_norms)
+
+    def _train_batch(self, route: Route, tensors: "_Leaves", samples: Tensor, rates: Tensor) -> tuple[Tensor, ...]:
+        """One optimiser step of all hosts; returns loss, accuracy, and the gradient norms of hosts and groups."""
+        y = self._train_y[samples]
+        logits, branch_logits = self._forward(route, tensors, self._train_x[samples])
+        loss, accuracy = losses_and_accuracies(logits, y)
+        total = loss.sum()
+        if branch_logits is not None:
+            total = total + losses_and_accuracies(branch_logits, y[route.branch_owner])[0].sum()
+        gradients = iter(torch.autograd.grad(total, tensors.all()))
+        flat = [torch.cat([next(gradients).flatten(1) for _ in group], 1) for group in tensors.groups()]
+        groups, how = self._now.groups(), self._task.optimizer
+        norms = clip(flat, how.clip_norm)
+        seed_rates = rates * how.seed_lr_scale
+        step(groups, flat, [rates, *(seed_rates[rows.owner] for rows in self._now.seeds.values())], how)
+        return (loss.detach(), accuracy, *norms)
+
+    def _forward(
+        self, route: Route, tensors: "_Leaves", x: Tensor, *, shared: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits of all hosts `[N, B, ...]` and of all branches; inputs `[N, B, ...]`, or `[B, ...]` if `shared`."""
+        h, branches = x, None
+        for place, part in enumerate(self._parts):
+            own = tensors.parts[place]
+            h = part.on_shared(own, h) if shared and place == 0 else part(own, h)
+            if branches is not None:
+                owner = route.branch_owner[: len(branches)]
+                branches = part([leaf.detach()[owner] for leaf in own], branches)
+            crossing = route.crossings[place] if place < len(self.sites) else None
+            if crossing is not None:
+                h, branches = self._cross(place, crossing, tensors, h, branches)
+        return h, branches
+
+    def _cross(
+        self, slot: int, crossing: Crossing, tensors: "_Leaves", h: Tensor, branches: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Let the seeds of one slot act on the trunk and on the branches, and let new branches begin."""
+        keys = [(slot, blueprint) for blueprint in crossing.groups]
+        pieces = GatherRows.apply(h, crossing.owner, crossing.blended).split(crossing.sizes)  # type: ignore[no-untyped-call]
+        run = zip(keys, pieces, strict=True)
+        delta = torch.cat([self._blueprint(key)(tensors.seeds[key], piece) for key, piece in run])
+        trailing = [1] * (h.ndim - 1)
+        if branches is not None and crossing.passing:
+            branches = self._pass_branches(keys, crossing, tensors, branches)
+        born = []
+        if len(crossing.left_out):
+            born.append(h[crossing.owner[crossing.left_out]])
+        if len(crossing.tried):
+            born.append(h.detach()[crossing.owner[crossing.tried]] + delta[crossing.tried])
+        if len(crossing.blended_at):
+            alpha = crossing.alpha.to(h.dtype).view(-1, *trailing)
+            h = AddRows.apply(h, delta[crossing.blended_at], crossing.owner[crossing.blended_at], alpha)  # type: ignore[no-untyped-call]
+        if born:
+            branches = torch.cat(born if branches is None else [branches, *born])
+        return h, branches
+
+    def _pass_branches(self, keys: list[GroupKey], crossing: Crossing, tensors: "_Leaves", branches: Tensor) -> Tensor:
+        """Earlier branches meet the blended seeds of this slot, which learn nothing from them."""
+        deltas = []
+        for place, meets, seeds in crossing.passing:
+            key = keys[place]
+            own = [leaf.detach()[seeds] for leaf in tensors.seeds[key]]
+            deltas.append(self._blueprint(key)(own, branches[meets]))
+        alpha = crossing.passing_alpha.to(branches.dtype).view(-1, *[1] * (branches.ndim - 1))
+        index = torch.cat([meets for _, meets, _ in crossing.passing])
+        return branches.index_add(0, index, alpha * torch.cat(deltas))
+
+    @_VMAP_ATTENTION
+    @torch.inference_mode()
+    def measure(self, split: Split, *, what_if: bool = False) -> Measurement:
+        """Validate all hosts, with and without each blended seed, sharing what lies before its slot."""
+        route = self._route(leave_out=True, try_out=what_if)
+        tensors = self._leaves()
+        rows = self._num_hosts + len(route.branch_owner)
+        largest = max(torch.Size(site.shape.tensor_shape(1)).numel() for site in self.sites)
+        chunk = max(1, _MAX_ELEMENTS // (rows * largest))
+        loss, accuracy = torch.zeros(2, rows, dtype=self._dtype)
+        x = self._cast(split.x)
+        for xs, ys in zip(x.split(chunk), split.y.split(chunk), strict=True):
+            trunk, branches = self._forward(route, tensors, xs, shared=True)
+            logits = trunk if branches is None else torch.cat([trunk, branches])
+            chunk_loss, chunk_accuracy = losses_and_accuracies(logits, ys.expand(rows, *ys.shape))
+            loss += chunk_loss * (len(xs) / len(x))
+            accuracy += chunk_accuracy * (len(xs) / len(x))
+        score = score_of(self._task, loss, accuracy).to(torch.float32)
+        contributions, prospects = torch.full((2, self._num_hosts, len(self.sites)), NOT_MEASURED)
+        trunk_score, branch_score = score[: self._num_hosts], score[self._num_hosts :]
+        gain = branch_score - trunk_score[route.branch_owner]
+        for target, kind, sign in ((contributions, ~route.branch_tries, -1), (prospects, route.branch_tries, 1)):
+            target[route.branch_owner[kind], route.branch_slot[kind]] = sign * gain[kind]
+        return Measurement(loss[: self._num_hosts].to(torch.float32), trunk_score, contributions, prospects)
+
+    def remember(self, hosts: Tensor) -> None:  # noqa: ARG002  # all others stand at their last good state anyway
+        """Keep all rows; hosts that failed have been restored before, so theirs do not change."""
+        self._good = self._now.clone()
+
+    def restore(self, hosts: Tensor, table: SlotTable) -> None:
+        """Take the rows of these hosts, and of their seeds, from the last good state."""
+        failed, good = hosts, self._good
+        self._now.hosts = Rows.merged([self._now.hosts.select(~failed), good.hosts.select(failed)])
+        for key in sorted({*self._now.seeds, *good.seeds}):
+            sources = ((self._now.seeds.get(key), ~failed), (good.seeds.get(key), failed))
+            self._set_group(key, [rows.select(wanted[rows.owner]) for rows, wanted in sources if rows is not None])
+        self._planted = table.blueprint.clone()
+        self._table = table
+
+    def network(self, host: int) -> GraftedModel:
+        """A copy of one host's network as a module."""
+        module = self._task.build_host().to(self._dtype)
+        model = graft(module, at=module.slot_sites, example=self._cast(self._task.splits().val.x[:2]))
+        model.follow(self._table.select(slice(host, host + 1)))
+        parts = [module.get_submodule(part) for part in module.parts]
+        _unflatten(parts, self._now.hosts.weights[host])
+        for (slot, _), rows in self._now.seeds.items():
+            mine = (rows.owner == host).nonzero().flatten()
+            if len(mine):
+                _unflatten([model.slots[slot].get_submodule("seed")], rows.weights[mine[0]])
+        return model
+
+    def state_dict(self) -> dict[str, Any]:
+        """All rows and the random streams; at the end of a step the last good state is the present one."""
+        return {
+            "hosts": asdict(self._now.hosts),
+            "seeds": [[*key, asdict(rows)] for key, rows in self._now.seeds.items()],
+            "steps": self._steps.clone(),
+            "streams": [streams.state_dict() for streams in self._streams],
+            "batches": [stream.state_dict() for stream in self._batches],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], table: SlotTable) -> None:
+        """Go on from a saved state."""
+        seeds = {(slot, blueprint): Rows(**rows) for slot, blueprint, rows in state["seeds"]}
+        self._now = _State(Rows(**state["hosts"]), seeds).clone()
+        self._good = self._now.clone()
+        self._steps = state["steps"].clone()
+        for index in range(self._num_hosts):
+            self._streams[index].load_state_dict(state["streams"][index])
+            self._batches[index] = self._batch_stream(self._streams[index])
+            self._batches[index].load_state_dict(state["batches"][index])
+        self._planted, self._table = table.blueprint.clone(), table
+
+    def _route(self, *, leave_out: bool, try_out: bool) -> Route:
+        slots: list[dict[int, Tensor]] = [{} for _ in self.sites]
+        for (slot, blueprint), rows in self._now.seeds.items():
+            slots[slot][blueprint] = rows.owner
+        return plan_route(slots, self._table, leave_out=leave_out, try_out=try_out)
+
+    def _leaves(self) -> "_Leaves":
+        shapes = [part.shapes for part in self._parts]
+        pieces = self._now.hosts.weights.split([part.size for part in self._parts], 1)
+        parts = [leaves(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        seeds = {key: leaves(rows.weights, self._blueprint(key).shapes) for key, rows in self._now.seeds.items()}
+        return _Leaves(parts, seeds)
+
+    def _blueprint(self, key: GroupKey) -> Batched:
+        if key not in self._blueprints:
+            slot, blueprint = key
+            shape = self.sites[slot].shape
+            with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+                self._blueprints[key] = Batched(find_blueprint(shape.family, blueprint).build(shape).to(self._dtype))
+        return self._blueprints[key]
+
+    def _rates(self, count: int) -> Tensor:
+        """`[count, N]`: the learning rates of the next minibatches of each host."""
+        total, per_epoch = self._length * count, count
+        rates = {
+            start: [learning_rate(self._task.optimizer, start + i, per_epoch, total) for i in range(count)]
+            for start in set(self._steps.tolist())
+        }
+        return torch.tensor([rates[start] for start in self._steps.tolist()], dtype=self._dtype).T.contiguous()
+
+    def _batch_stream(self, streams: Streams) -> BatchStream:
+        return BatchStream(len(self._train_y), self._task.batch_size, streams.shuffle)
+
+    def _cast(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype) if x.is_floating_point() else x
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaves:
+    """Stacked parameters that gradients can be taken of: of each part of the host, and of each group of seeds."""
+
+    parts: list[list[Tensor]]
+    seeds: dict[GroupKey, list[Tensor]]
+
+    def groups(self) -> list[list[Tensor]]:
+        return [[leaf for part in self.parts for leaf in part], *self.seeds.values()]
+
+    def all(self) -> list[Tensor]:
+        return [leaf for group in self.groups() for leaf in group]
+
+
+@torch.no_grad()
+def _unflatten(modules: Sequence[torch.nn.Module], row: Tensor) -> None:
+    """Write a row back into the parameters of `modules`."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    for parameter, piece in zip(parameters, row.split([p.numel() for p in parameters]), strict=True):
+        parameter.copy_(piece.view_as(parameter))

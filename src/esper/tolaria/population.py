@@ -1,0 +1,276 @@
+"""A population: N hosts of one shape that train side by side, each in an episode of its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina import (
+    EpochEvidence,
+    SlotTable,
+    Transitions,
+    act,
+    action_masks,
+    begin_epoch,
+    drop_unfinished,
+    end_epoch,
+    find_blueprint,
+    plant_fossils,
+    stage_changes,
+)
+from esper.leyline import IllegalActionError, InputError, unknown_name
+from esper.nissa import Hub
+from esper.tolaria.executors import EpochResult, Executor, Measurement, make_executor
+from esper.tolaria.governor import Governor
+from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
+from esper.tolaria.reporting import EpisodeReporter
+from esper.tolaria.signals import SignalTable, track
+from esper.tolaria.situation import Outcome, Situation
+from esper.tolaria.streams import Streams
+from esper.tolaria.tasks import Task
+
+
+class Population:
+    """N hosts with their slots, signals, governor and random streams, advanced one epoch at a time.
+
+    The same task, seed, settings and actions give a host the same episode, whatever runs beside it: bit for
+    bit with the executor `loop`, to float tolerance with `stacked`. Everything that a host carries through an
+    episode is here, and `state_dict` holds all of it.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        num_hosts: int,
+        settings: EpisodeSettings | None = None,
+        *,
+        executor: str = "auto",
+        dtype: torch.dtype = torch.float32,
+        hub: Hub | None = None,
+    ) -> None:
+        self.task = task
+        self.num_hosts = num_hosts
+        self.settings = settings or EpisodeSettings()
+        self.length = self.settings.length or task.episode_length
+        self.executor: Executor = make_executor(executor, task, num_hosts, self.length, dtype)
+        self.host_params = self.executor.host_params
+        self.table = SlotTable.empty(num_hosts, len(self.executor.sites))
+        self.signals = SignalTable.empty(num_hosts)
+        self.price = torch.zeros(num_hosts)
+        self.budget = torch.full((num_hosts,), self.settings.budget)
+        self.ended = torch.ones(num_hosts, dtype=torch.bool)
+        """`[N]`: the episode is over, and the host waits for `start`."""
+        self._governor = Governor(num_hosts, task.guess_loss, self.settings.governor)
+        self._good_table = self.table
+        self._final_score = torch.full((num_hosts,), torch.nan)
+        self._reporter = EpisodeReporter(hub or Hub(), self.executor.sites, self.host_params)
+
+    def start(
+        self, seeds: Sequence[int], hosts: Sequence[int] | None = None, *, fossils: Mapping[str, str] | None = None
+    ) -> None:
+        """Begin new episodes, by default of all hosts.
+
+        `fossils` (slot to blueprint) are seeds that are there from the start, for good: a network that is not grown.
+        """
+        places = list(range(self.num_hosts) if hosts is None else hosts)
+        if len(seeds) != len(places):
+            raise InputError(f"{len(places)} hosts need as many seeds; got {len(seeds)}")
+        chosen = torch.zeros(self.num_hosts, dtype=torch.bool)
+        chosen[places] = True
+        planted = self._find_fossils(fossils or {})
+        self.executor.start(places, seeds)
+        fresh = plant_fossils(SlotTable.empty(*self.table.shape), planted, self.executor.catalogue)
+        self._follow(fresh.where(chosen, self.table))
+        self.price[places] = torch.tensor(
+            [self.settings.draw_price(Streams.from_seed(seed).price) for seed in seeds], dtype=torch.float32
+        )
+        self._governor.start(chosen)
+        self.ended = self.ended & ~chosen
+        self._final_score = self._final_score.masked_fill(chosen, torch.nan)
+        empty = SignalTable.empty(self.num_hosts)
+        empty.score_history[:, -1] = self.executor.measure(self.task.splits().val).score
+        self.signals = empty.where(chosen, self.signals)
+        # Last, because what is remembered now is what a panic in the first epoch returns to.
+        self._remember(chosen)
+        self._reporter.started(self.task.name, dict(zip(places, seeds, strict=True)))
+
+    @property
+    def situation(self) -> Situation:
+        """What the controller sees now."""
+        return Situation(
+            self.table,
+            self.signals,
+            action_masks(self.table, self.executor.catalogue, self.budget),
+            self.executor.catalogue,
+            self.executor.sites,
+            self.host_params,
+            self.price,
+            self.budget,
+            self.length,
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether all episodes are over."""
+        return bool(self.ended.all())
+
+    def step(self, actions: Tensor) -> Outcome:
+        """Act (`actions [N, 4]`), train one epoch, measure, move seeds on, and let the governor judge.
+
+        An illegal action raises before anything changes. Hosts whose episodes are over wait, whatever is asked.
+        """
+        if self.done:
+            raise InputError("this episode is over; start another")
+        before = self.situation
+        running = ~self.ended
+        self._act(torch.where(running[:, None], actions, 0))
+        result = self.executor.train_epoch()
+        measured = self.executor.measure(self.task.splits().val, what_if=self.settings.what_if)
+        evidence = EpochEvidence(measured.score, result.loss.isfinite(), result.seed_grad_norms, measured.contributions)
+        self._change(*end_epoch(self.table, evidence))
+        panicked = self._govern(result, measured, running)
+        terminated = running & self._governor.exhausted
+        truncated = running & ~terminated & (self.signals.epoch >= self.length)
+        self._commit(terminated | truncated)
+        return Outcome(
+            before,
+            actions,
+            self.situation,
+            panicked,
+            terminated,
+            truncated,
+            self._final_score.where(terminated | truncated, torch.nan),
+            self.table.added_params,
+        )
+
+    def _act(self, actions: Tensor) -> None:
+        self._change(*act(self.table, actions, self.executor.catalogue, self.budget, self.situation.score))
+        self._change(*begin_epoch(self.table))
+        self._follow(self.table)
+
+    def _change(self, table: SlotTable, transitions: Transitions) -> None:
+        """Take over a table and tell what changed; networks follow when they are needed."""
+        self._reporter.moved(self.table, table, transitions, self.signals.epoch + 1)
+        self.table = table
+
+    def _follow(self, table: SlotTable) -> None:
+        self.table = table
+        self.executor.follow(table)
+
+    def _remember(self, hosts: Tensor) -> None:
+        self._good_table = self.table.where(hosts, self._good_table)
+        self.executor.remember(hosts)
+
+    def _govern(self, result: EpochResult, measured: Measurement, running: Tensor) -> Tensor:
+        """Let the governor judge the epoch: take it into the signals, or undo it. Returns who panicked, `[N]`.
+
+        Hosts whose episodes are over are put back too: what they ended with does not depend on their neighbours.
+        """
+        before, judged = self.signals, self.table
+        panicked = self._governor.judge(result.loss, measured.loss, running)
+        self.executor.follow(judged)
+        tracked = track(
+            before,
+            self.settings.tracker,
+            train_loss=result.loss,
+            train_score=result.score,
+            val_loss=measured.loss,
+            val_score=measured.score,
+            host_grad_norm=result.host_grad_norm,
+        )
+        # A rolled-back epoch is spent; what was known before it still holds.
+        spent = replace(before, epoch=before.epoch + 1)
+        self.signals = before.where(~running, spent.where(panicked, tracked))
+        undone = panicked | ~running
+        if undone.any():
+            self.table = self._good_table.where(undone, judged)
+            self.executor.restore(undone, self.table)
+            self._report_panics(panicked, result, measured)
+            changes = stage_changes(judged, self.table)
+            self._reporter.moved(judged, self.table, changes, self.signals.epoch, rolled_back=True)
+        self._remember(~undone)
+        self._reporter.epoch(self.table, self.signals.epoch, result, measured, running, panicked)
+        return panicked
+
+    def _report_panics(self, panicked: Tensor, result: EpochResult, measured: Measurement) -> None:
+        for host in panicked.nonzero().flatten().tolist():
+            reason = self._governor.explain(float(result.loss[host]), float(measured.loss[host]), host)
+            self._reporter.rolled_back(host, reason, int(self._governor.panics[host]))
+
+    def _commit(self, hosts: Tensor) -> None:
+        """End the episodes of `hosts [N]` (bool): drop what was not kept for good and measure what remains."""
+        if not hosts.any():
+            return
+        self._follow(drop_unfinished(self.table, hosts))
+        score = self.executor.measure(self.task.splits().val).score
+        self._final_score = torch.where(hosts, score, self._final_score)
+        self.ended = self.ended | hosts
+        self._remember(hosts)
+
+    def results(self) -> list[EpisodeResult]:
+        """What the episodes ended with, test split included; all have to be over."""
+        if not self.done:
+            raise InputError("results are known once every episode is over")
+        test = self.executor.measure(self.task.splits().test).score
+        rows = zip(self._final_score.tolist(), test.tolist(), self.table.added_params.tolist(), strict=True)
+        results = []
+        for host, (val, held_out, added) in enumerate(rows):
+            self._reporter.ended(host, val, held_out, added)
+            price, panics = float(self.price[host]), int(self._governor.panics[host])
+            results.append(EpisodeResult(val, held_out, self.host_params, added, price, self._kept(host), panics))
+        return results
+
+    def _kept(self, host: int) -> tuple[Kept, ...]:
+        seeds = zip(
+            self.executor.sites, self.table.blueprint[host].tolist(), self.table.params[host].tolist(), strict=True
+        )
+        return tuple(
+            Kept(site.path, site.slot_id, find_blueprint(site.shape.family, blueprint).name, params)
+            for site, blueprint, params in seeds
+            if blueprint
+        )
+
+    def _find_fossils(self, fossils: Mapping[str, str]) -> dict[int, int]:
+        """Slot indices and blueprint ids of names, affordable together."""
+        by_name = {name: index for index, site in enumerate(self.executor.sites) for name in (site.slot_id, site.path)}
+        planted, catalogue = {}, self.executor.catalogue
+        for slot, name in fossils.items():
+            if slot not in by_name:
+                raise unknown_name("slot", slot, (site.slot_id for site in self.executor.sites))
+            site = self.executor.sites[by_name[slot]]
+            blueprint = find_blueprint(site.shape.family, name)
+            if not catalogue.fits[by_name[slot], blueprint.id - 1]:
+                raise IllegalActionError(f"{name!r} does not fit behind {site.path!r}")
+            planted[by_name[slot]] = blueprint.id
+        needed = sum(int(catalogue.params[slot, blueprint - 1]) for slot, blueprint in planted.items())
+        if needed > self.settings.budget:
+            raise IllegalActionError(
+                f"the seeds to start with add {needed:,} parameters; {self.settings.budget:,} of the budget are left"
+            )
+        return planted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that going on in the middle of an episode needs, as tensors in plain containers."""
+        return {
+            "table": self.table.columns(),
+            "signals": self.signals.columns(),
+            "price": self.price.clone(),
+            "ended": self.ended.clone(),
+            "final_score": self._final_score.clone(),
+            "governor": self._governor.state_dict(),
+            "executor": self.executor.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state of a population of the same task, size, settings and executor."""
+        if state["price"].shape != self.price.shape:
+            raise InputError(f"the saved population has {len(state['price'])} hosts; this one has {self.num_hosts}")
+        self.table = SlotTable(**state["table"]).clone()
+        self.signals = SignalTable(**state["signals"]).clone()
+        self.price, self.ended = state["price"].clone(), state["ended"].clone()
+        self._final_score = state["final_score"].clone()
+        self._governor.load_state_dict(state["governor"])
+        self.executor.load_state_dict(state["executor"], self.table)
+        self._good_table = self.table

@@ -1,0 +1,79 @@
+"""How an episode runs, and what it ended with."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from esper.kasmina import UNLIMITED
+from esper.leyline import DEFAULT_PRICE, InputError, objective
+from esper.tolaria.governor import GovernorSettings
+from esper.tolaria.signals import TrackerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSettings:
+    """How an episode runs; what is not given comes from the task."""
+
+    length: int | None = None
+    """Steps (host epochs) in the episode."""
+    price: float | tuple[float, float] = DEFAULT_PRICE
+    """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
+    budget: int = UNLIMITED
+    """The most parameters that all seeds together may add."""
+    what_if: bool = False
+    """Whether events also tell what each isolated seed would bring at alpha 1; nothing else reads it."""
+    governor: GovernorSettings = field(default_factory=GovernorSettings)
+    tracker: TrackerSettings = field(default_factory=TrackerSettings)
+
+    def __post_init__(self) -> None:
+        if self.length is not None and self.length < 1:
+            raise InputError(f"episode length must be 1 or more; got {self.length}")
+        if isinstance(self.price, tuple):
+            low, high = self.price
+            if not (math.isfinite(high) and 0 < low <= high):
+                raise InputError(f"a price range must be two numbers above 0, the lower one first; got {self.price}")
+        elif not (math.isfinite(self.price) and self.price >= 0):
+            raise InputError(f"price must be a number of 0 or more; got {self.price}")
+        if self.budget < 0:
+            raise InputError(f"budget must be 0 or more parameters; got {self.budget}")
+
+    def draw_price(self, generator: torch.Generator) -> float:
+        """The price of one episode."""
+        if not isinstance(self.price, tuple):
+            return self.price
+        low, high = (math.log(bound) for bound in self.price)
+        return math.exp(low + (high - low) * float(torch.rand((), generator=generator, dtype=torch.float64)))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A seed that was kept for good."""
+
+    path: str
+    slot_id: str
+    blueprint: str
+    params: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """What an episode ended with: the network that an export would give."""
+
+    val_score: float
+    test_score: float
+    host_params: int
+    added_params: int
+    price: float
+    kept: tuple[Kept, ...]
+    panics: int
+
+    @property
+    def val_objective(self) -> float:
+        """The objective on the validation split: what a controller is to maximise."""
+        return objective(self.val_score, self.added_params, self.host_params, self.price)
+
+    @property
+    def test_objective(self) -> float:
+        """The objective on the test split: what is reported."""
+        return objective(self.test_score, self.added_params, self.host_params, self.price)

@@ -1,0 +1,164 @@
+"""The two executors: the same lives of the same hosts, by loop and stacked, agree."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from esper.kasmina import NOT_MEASURED
+from esper.leyline import InputError, Op, Stage
+from esper.tamiyo import Random
+from esper.tolaria import EpisodeSettings, OptimizerSettings, Population, Task
+from tests.worlds import HOST_SETTINGS, host_task, tiny_task
+
+SGD = OptimizerSettings("sgd", lr=5e-2, weight_decay=0.01)
+
+
+def both(task: Task, num_hosts: int, dtype: torch.dtype, **options: Any) -> tuple[Population, Population]:
+    pair = [
+        Population(task, num_hosts, EpisodeSettings(what_if=True, **options), executor=name, dtype=dtype)
+        for name in ("loop", "stacked")
+    ]
+    for population in pair:
+        population.start(range(num_hosts))
+    return pair[0], pair[1]
+
+
+def differences(loop: Population, stacked: Population) -> float:
+    """The largest difference between any weights of any two networks."""
+    worst = 0.0
+    for host in range(loop.num_hosts):
+        pairs = zip(loop.executor.network(host).parameters(), stacked.executor.network(host).parameters(), strict=True)
+        worst = max([worst, *(float((a - b).detach().abs().max()) for a, b in pairs)])
+    return worst
+
+
+def live(loop: Population, stacked: Population, steps: int, seed: int) -> set[tuple[int, int]]:
+    """Random legal lives, the same for both; returns the (slot, blueprint) pairs that were blended."""
+    dice = Random()
+    dice.reset(loop.num_hosts, seed)
+    blended: set[tuple[int, int]] = set()
+    for _ in range(steps):
+        actions = dice.decide(loop.situation)
+        outcomes = [population.step(actions) for population in (loop, stacked)]
+        assert torch.equal(outcomes[0].after.table.stage, outcomes[1].after.table.stage)
+        for slot in range(loop.table.shape[1]):
+            blended |= {(slot, int(b)) for b in loop.table.blueprint[loop.table.alpha[:, slot] > 0, slot]}
+        if loop.done:
+            break
+    return blended
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD], ids=["adamw", "sgd"])
+@pytest.mark.parametrize("host", HOST_SETTINGS)
+def test_long_random_lives_agree_in_double_precision(host: str, optimizer: OptimizerSettings | None) -> None:
+    task = host_task(host, **({"optimizer": optimizer} if optimizer else {}))
+    loop, stacked = both(task, 6, torch.float64)
+    blended = live(loop, stacked, task.episode_length, seed=1)
+    assert differences(loop, stacked) < 1e-9
+    assert len(blended) >= 6
+    for a, b in zip(loop.results(), stacked.results(), strict=True):
+        assert (a.kept, a.added_params) == (b.kept, b.added_params)
+        assert a.test_score == pytest.approx(b.test_score, abs=1e-6)
+
+
+@pytest.mark.parametrize("host", HOST_SETTINGS)
+def test_every_blueprint_lives_its_whole_life_alike(host: str) -> None:
+    """One host per pair of slot and blueprint that fits: germinated, trained, blended, kept or culled."""
+    task = host_task(host)
+    fits = Population(task, 1, executor="loop").executor.catalogue.fits.nonzero().tolist()
+    loop, stacked = both(task, len(fits), torch.float64)
+    germinate = torch.tensor(
+        [[slot, blueprint, index % 3, Op.GERMINATE] for index, (slot, blueprint) in enumerate(fits)]
+    )
+    for step in range(10):
+        actions = germinate if step == 0 else torch.zeros_like(germinate)
+        holding = (loop.table.stage == Stage.HOLDING) & loop.table.proven
+        for index in holding.any(1).nonzero().flatten().tolist():
+            op = Op.FOSSILIZE if index % 2 else Op.CULL
+            actions[index] = torch.tensor([fits[index][0], 0, 0, op])
+        for population in (loop, stacked):
+            population.step(actions)
+        assert loop.table.equals(stacked.table) or torch.allclose(
+            loop.table.contribution.nan_to_num(9.0), stacked.table.contribution.nan_to_num(9.0), atol=1e-6
+        )
+        assert differences(loop, stacked) < 1e-9
+    stages = set(loop.table.stage.flatten().tolist())
+    assert {Stage.FOSSILIZED.value, Stage.DORMANT.value} <= stages
+
+
+@pytest.mark.parametrize("host", HOST_SETTINGS)
+def test_short_lives_agree_in_single_precision(host: str) -> None:
+    """With SGD: where a gradient is zero but for rounding, AdamW would step by the whole learning rate either way."""
+    loop, stacked = both(host_task(host, optimizer=SGD), 4, torch.float32)
+    live(loop, stacked, 6, seed=2)  # 12 optimiser steps
+    assert differences(loop, stacked) < 1e-5
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 10_000), num_hosts=st.integers(1, 5), steps=st.integers(1, 12))
+def test_any_life_of_any_number_of_hosts_agrees(seed: int, num_hosts: int, steps: int) -> None:
+    loop, stacked = both(host_task("conv1d"), num_hosts, torch.float64)
+    live(loop, stacked, steps, seed)
+    assert differences(loop, stacked) < 1e-9
+    for name in ("contribution", "alpha", "improvement"):
+        a, b = getattr(loop.table, name), getattr(stacked.table, name)
+        assert torch.allclose(a, b, atol=1e-6, equal_nan=True)
+
+
+def test_measurements_agree_with_leaving_each_seed_out() -> None:
+    loop, stacked = both(host_task("conv1d"), 6, torch.float64)
+    live(loop, stacked, 9, seed=3)
+    split = loop.task.splits().val
+    a, b = (population.executor.measure(split, what_if=True) for population in (loop, stacked))
+    assert (~a.contributions.isnan()).sum() > 3
+    for mine, other in ((a.contributions, b.contributions), (a.prospects, b.prospects)):
+        assert torch.equal(mine.isnan(), other.isnan())
+        assert torch.allclose(mine.nan_to_num(), other.nan_to_num(), atol=1e-6)
+    assert torch.allclose(a.loss, b.loss, atol=1e-6)
+
+
+def test_measuring_in_several_goes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, stacked = both(host_task("conv1d"), 4, torch.float64)
+    split = stacked.task.splits().val
+    whole = stacked.executor.measure(split)
+    monkeypatch.setattr("esper.tolaria.executors.stacked._MAX_ELEMENTS", 1200)
+    pieces = stacked.executor.measure(split)
+    assert torch.allclose(whole.loss, pieces.loss, atol=1e-6)
+    assert torch.allclose(whole.score, pieces.score, atol=1e-6)
+
+
+def test_a_broken_host_does_not_touch_its_neighbours() -> None:
+    def run(poisoned: bool) -> Tensor:
+        population = Population(host_task("conv1d"), 3, executor="stacked")
+        population.start([0, 1, 2])
+        if poisoned:
+            population.executor._now.hosts.weights[1] = NOT_MEASURED  # type: ignore[attr-defined]
+        population.step(torch.zeros((3, 4), dtype=torch.int64))
+        weights: Tensor = population.executor._now.hosts.weights  # type: ignore[attr-defined]
+        return weights[[0, 2]]
+
+    assert torch.equal(run(poisoned=True), run(poisoned=False))
+
+
+def test_hosts_that_cannot_be_stacked_are_refused_by_name_and_looped_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.tolaria.test_episode import NoisyHost
+
+    monkeypatch.setattr(Task, "build_host", lambda self: NoisyHost())
+    with pytest.raises(InputError, match="use the executor 'loop'"):
+        Population(tiny_task(), 2, executor="stacked")
+    chosen = Population(tiny_task(), 2, executor="auto")
+    assert type(chosen.executor).__name__ == "LoopExecutor"
+
+
+def test_the_automatic_choice_loops_a_single_host() -> None:
+    assert type(Population(tiny_task(), 1).executor).__name__ == "LoopExecutor"
+
+
+@pytest.mark.parametrize(("executor", "envs", "message"), [("quick", 2, "auto, loop, stacked"), ("loop", 0, "envs")])
+def test_bad_choices_are_refused(executor: str, envs: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Population(tiny_task(), envs, executor=executor)

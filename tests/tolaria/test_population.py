@@ -1,0 +1,182 @@
+"""Populations: independent of neighbours, saved and restored in the middle, ended host by host."""
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.leyline import InputError, Op
+from esper.tamiyo import Random
+from esper.tolaria import EpisodeSettings, Population
+from tests.worlds import host_task, tiny_task
+
+EXECUTORS = ["loop", "stacked"]
+
+
+def scripted(seed: int, steps: int = 25) -> list[Tensor]:
+    """Legal random actions of one host, found by living them."""
+    population = Population(host_task("conv1d"), 1, executor="loop")
+    population.start([seed])
+    dice = Random()
+    dice.reset(1, seed)
+    actions = []
+    for _ in range(steps):
+        actions.append(dice.decide(population.situation))
+        population.step(actions[-1])
+    return actions
+
+
+def weights(population: Population, host: int) -> list[Tensor]:
+    return [parameter.detach() for parameter in population.executor.network(host).parameters()]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_host_lives_the_same_episode_alone_and_among_others(executor: str) -> None:
+    lives = {seed: scripted(seed) for seed in (5, 6, 7)}
+    dtype = torch.float64 if executor == "stacked" else torch.float32
+    together = Population(host_task("conv1d"), 3, executor=executor, dtype=dtype)
+    together.start(list(lives))
+    alone = Population(host_task("conv1d"), 1, executor=executor, dtype=dtype)
+    alone.start([6])
+    for step in range(25):
+        together.step(torch.cat([actions[step] for actions in lives.values()]))
+        alone.step(lives[6][step])
+    for a, b in zip(weights(together, 1), weights(alone, 0), strict=True):
+        assert torch.equal(a, b) if executor == "loop" else torch.allclose(a, b, atol=1e-9)
+    assert together.results()[1].kept == alone.results()[0].kept
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("at", [1, 7, 12])
+def test_a_saved_population_goes_on_bit_for_bit(executor: str, at: int) -> None:
+    def fresh() -> Population:
+        population = Population(host_task("conv1d"), 3, EpisodeSettings(price=(0.01, 0.1)), executor=executor)
+        population.start([0, 1, 2])
+        return population
+
+    straight, dice = fresh(), Random()
+    dice.reset(3, 0)
+    actions, saved = [], io.BytesIO()
+    for step in range(25):
+        if step == at:
+            torch.save(straight.state_dict(), saved)
+        actions.append(dice.decide(straight.situation))
+        straight.step(actions[-1])
+    saved.seek(0)
+    resumed = Population(host_task("conv1d"), 3, EpisodeSettings(price=(0.01, 0.1)), executor=executor)
+    resumed.load_state_dict(torch.load(saved, weights_only=True))
+    for step in range(at, 25):
+        resumed.step(actions[step])
+    assert resumed.table.equals(straight.table)
+    assert resumed.results() == straight.results()
+    for host in range(3):
+        pairs = zip(weights(straight, host), weights(resumed, host), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_population_of_another_size_is_refused() -> None:
+    state = Population(tiny_task(), 2, executor="loop")
+    state.start([0, 1])
+    with pytest.raises(InputError, match="2 hosts; this one has 3"):
+        Population(tiny_task(), 3, executor="loop").load_state_dict(state.state_dict())
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_an_ended_host_waits_unchanged_while_others_go_on(executor: str) -> None:
+    population = Population(tiny_task(), 2, EpisodeSettings(length=6), executor=executor)
+    population.start([0, 1])
+    wait = torch.zeros((2, 4), dtype=torch.int64)
+    for _ in range(3):
+        population.step(wait)
+    population.start([7], hosts=[1])
+    assert population.signals.epoch.tolist() == [3, 0]
+    ends: list[Any] = []
+    kept: list[Tensor] = []
+    while not population.done:
+        outcome = population.step(wait)
+        ends.append(outcome.truncated.tolist())
+        if outcome.truncated[0]:
+            kept = [tensor.clone() for tensor in weights(population, 0)]
+            assert not outcome.final_score[0].isnan()
+            assert outcome.final_score[1].isnan()
+    assert ends == [[False, False]] * 2 + [[True, False]] + [[False, False]] * 2 + [[False, True]]
+    assert all(torch.equal(a, b) for a, b in zip(kept, weights(population, 0), strict=True))
+    alone = Population(tiny_task(), 1, EpisodeSettings(length=6), executor="loop")
+    alone.start([7])
+    while not alone.done:
+        alone.step(wait[:1])
+    assert population.results()[1].test_score == pytest.approx(alone.results()[0].test_score, abs=0.04)
+    with pytest.raises(InputError, match="is over"):
+        population.step(wait)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_one_hopeless_host_ends_by_panic_and_the_others_by_time(executor: str) -> None:
+    population = Population(tiny_task(), 2, EpisodeSettings(length=5), executor=executor)
+    population.start([0, 1])
+    wait = torch.zeros((2, 4), dtype=torch.int64)
+    ended = []
+    while not population.done:
+        if executor == "stacked":
+            population.executor._now.hosts.weights[0] = torch.nan  # type: ignore[attr-defined]
+        else:
+            with torch.no_grad():
+                next(population.executor.network(0).parameters()).fill_(torch.nan)
+        outcome = population.step(wait)
+        ended.append((outcome.terminated.tolist(), outcome.truncated.tolist()))
+    assert ended[2] == ([True, False], [False, False])
+    assert ended[4] == ([False, False], [False, True])
+    assert [result.panics for result in population.results()] == [3, 0]
+
+
+def test_prices_are_drawn_per_episode_from_the_host_s_own_seed() -> None:
+    def prices(seeds: list[int]) -> list[float]:
+        population = Population(tiny_task(), len(seeds), EpisodeSettings(price=(0.01, 0.1)), executor="loop")
+        population.start(seeds)
+        return population.situation.price.tolist()
+
+    many = prices([3, 4, 5])
+    assert prices([4]) == many[1:2]
+    assert len(set(many)) == 3
+    assert all(0.01 <= price <= 0.1 for price in many)
+
+
+def test_the_outcomes_of_an_episode_chain_and_settle_to_the_committed_network() -> None:
+    population = Population(tiny_task(), 1, EpisodeSettings(length=9), executor="loop")
+    population.start([0])
+    previous = None
+    for step in range(9):
+        action = torch.tensor([[0, 3, 0, Op.GERMINATE if step == 1 else Op.WAIT]]) * (step == 1)
+        outcome = population.step(action)
+        if previous is not None:
+            assert previous.after.table.equals(outcome.before.table)
+            assert torch.equal(previous.after.score, outcome.before.score)
+        previous = outcome
+    assert previous is not None
+    assert previous.truncated.all()
+    assert int(previous.final_params) == 0  # never kept
+    result = population.results()[0]
+    assert float(previous.final_score) == result.val_score
+
+
+def test_a_population_needs_a_seed_for_every_host() -> None:
+    with pytest.raises(InputError, match="2 hosts need as many seeds; got 1"):
+        Population(tiny_task(), 2, executor="loop").start([1])
+
+
+@pytest.mark.parametrize("price", [(0.0, 0.1), (0.2, 0.1), (0.1, float("inf"))])
+def test_impossible_price_ranges_are_refused(price: tuple[float, float]) -> None:
+    with pytest.raises(InputError, match="price range"):
+        EpisodeSettings(price=price)
+
+
+def test_text_is_scored_by_how_far_its_loss_is_below_guessing() -> None:
+    population = Population(replace(host_task("transformer"), episode_length=3), 2, executor="loop")
+    population.start([0, 1])
+    while not population.done:
+        population.step(torch.zeros((2, 4), dtype=torch.int64))
+    for result in population.results():
+        assert 0.0 <= result.val_score < 1.0
