@@ -91,7 +91,7 @@ def test_legitimacy_rises_to_one() -> None:
 def test_keeping_a_seed_at_once_earns_less_than_after_watching_it() -> None:
     def bonus(epochs: int) -> float:
         before = with_seed(Stage.HOLDING, contribution=0.03, improvement=0.1, epochs_in_stage=epochs)
-        return components(doing(Op.FOSSILIZE, before))["fossilize_bonus"]
+        return components(doing(Op.FOSSILIZE, before, with_seed(Stage.FOSSILIZED)))["fossilize_bonus"]
 
     assert [bonus(epochs) for epochs in range(4)] == pytest.approx([1.0, 2.0, 3.0, 3.0])
     harmful = with_seed(Stage.HOLDING, contribution=-0.03, improvement=0.1, epochs_in_stage=5)
