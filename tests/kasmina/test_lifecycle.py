@@ -322,3 +322,13 @@ def test_hosts_in_one_table_live_as_they_would_alone(script: list[list[int]]) ->
         for name, column in together.columns().items():
             rows = torch.cat([table.columns()[name] for table in alone])
             assert torch.equal(column.nan_to_num(9.0), rows.nan_to_num(9.0))
+
+
+def test_the_gradient_norm_of_seeds_is_kept_and_forgotten_with_them() -> None:
+    table = SlotTable.empty(1, 2)
+    table.stage[0, 0] = Stage.TRAINING
+    table = end_epoch(table, evidence_for(table, seed_gradient=torch.tensor([[0.25, 3.0]])))[0]
+    assert table.seed_grad_norm[0, 0] == 0.25
+    assert table.seed_grad_norm[0, 1].isnan()  # nothing grows there
+    table.clear(torch.tensor([[True, False]]))
+    assert table.seed_grad_norm.isnan().all()

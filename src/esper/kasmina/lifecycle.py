@@ -162,6 +162,7 @@ def _record(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:
     contribution = torch.where(blended, evidence.contribution, 0.0)
     new.contribution = torch.where(occupied, contribution, new.contribution)
     new.improvement = torch.where(occupied, evidence.score[:, None] - table.score_at_germination, new.improvement)
+    new.seed_grad_norm = torch.where(occupied, evidence.seed_gradient, new.seed_grad_norm)
 
 
 def _advance_training(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:

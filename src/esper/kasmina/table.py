@@ -42,6 +42,8 @@ class SlotTable:
     """Validation score of the host when the seed was germinated."""
     improvement: Tensor
     """Validation score in the last epoch minus that at germination: seed and host together."""
+    seed_grad_norm: Tensor
+    """Gradient norm of the seed in the last epoch."""
     params: Tensor
     """Parameters that the seed adds."""
 
@@ -108,6 +110,7 @@ _DORMANT: dict[str, Any] = {
     "contribution": NOT_MEASURED,
     "score_at_germination": NOT_MEASURED,
     "improvement": NOT_MEASURED,
+    "seed_grad_norm": NOT_MEASURED,
     "params": 0,
 }
 """What every column holds for an empty slot; the types of these values set the types of the columns."""

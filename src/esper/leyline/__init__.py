@@ -34,7 +34,7 @@ from esper.leyline.errors import (
     InvalidStateMachineError,
     unknown_name,
 )
-from esper.leyline.objective import DEFAULT_PRICE, objective, rent
+from esper.leyline.objective import DEFAULT_PRICE, POINTS, PRICE_RANGE, objective, rent
 from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryEvent, TrainingSignals
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_id import SlotId, sort_slot_ids
@@ -44,6 +44,7 @@ from esper.leyline.thresholds import (
     DIVISION_GUARD,
     ENTROPY_COLLAPSE,
     ENTROPY_FLOOR_SCALE_CAP,
+    GAMMA_TOLERANCE,
     KL_ANOMALY,
     KL_STOP_MULTIPLIER,
     LOW_ADVANTAGE_STD,
@@ -53,6 +54,9 @@ from esper.leyline.thresholds import (
     MIN_RATIO,
     RECURRENT_EPOCHS_CAP,
     RECURRENT_EPOCHS_WARNING,
+    REWARD_LIMIT,
+    SEED_EXPLODING_GRADIENT,
+    SEED_VANISHING_GRADIENT,
 )
 
 __all__ = [
@@ -79,6 +83,7 @@ __all__ = [
     "EMBARGO_EPOCHS",
     "ENTROPY_COLLAPSE",
     "ENTROPY_FLOOR_SCALE_CAP",
+    "GAMMA_TOLERANCE",
     "HEAD_NAMES",
     "KL_ANOMALY",
     "KL_STOP_MULTIPLIER",
@@ -95,8 +100,13 @@ __all__ = [
     "NUM_OPS",
     "OCCUPIED_STAGES",
     "OP_TARGETS",
+    "POINTS",
+    "PRICE_RANGE",
     "RECURRENT_EPOCHS_CAP",
     "RECURRENT_EPOCHS_WARNING",
+    "REWARD_LIMIT",
+    "SEED_EXPLODING_GRADIENT",
+    "SEED_VANISHING_GRADIENT",
     "TRAINING_EPOCHS",
     "TRANSITIONS",
     "Action",

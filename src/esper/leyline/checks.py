@@ -1,5 +1,6 @@
-"""Checking the field types of records when they are made."""
+"""Checking the fields of records when they are made."""
 
+import math
 from dataclasses import fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -25,3 +26,12 @@ def check_field_types(record: Any) -> None:
         value = getattr(record, spec.name)
         if not _has_type(value, hints[spec.name]):
             raise InputError(f"{type(record).__name__}.{spec.name} must be {spec.type}; got {value!r}")
+
+
+def check_amounts(record: Any) -> None:
+    """Refuse a dataclass instance with a number, alone or in a tuple, that is negative, infinite or NaN."""
+    for spec in fields(record):
+        value = getattr(record, spec.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
+                raise InputError(f"{type(record).__name__}.{spec.name} must be finite and 0 or more; got {number}")

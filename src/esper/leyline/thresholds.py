@@ -24,3 +24,11 @@ RECURRENT_EPOCHS_WARNING: Final = 2
 RECURRENT_EPOCHS_CAP: Final = 4
 ENTROPY_FLOOR_SCALE_CAP: Final = 3.0
 """The most by which an adaptive entropy floor may grow as valid actions become few."""
+SEED_VANISHING_GRADIENT: Final = 1e-7
+"""A seed whose gradient norm is below this no longer learns."""
+SEED_EXPLODING_GRADIENT: Final = 100.0
+"""A seed whose gradient norm is above this is about to leave its host's scale."""
+REWARD_LIMIT: Final = 1e4
+"""No component of a reward is larger than this in size, whatever it was computed from."""
+GAMMA_TOLERANCE: Final = 1e-9
+"""Discounts that differ by more than this are not the same discount."""

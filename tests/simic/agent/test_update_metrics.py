@@ -12,7 +12,7 @@ from esper.leyline import HEAD_NAMES
 from esper.simic.agent import PPOUpdateMetrics
 from esper.simic.agent.update_log import value_diagnostics
 from esper.simic.control import joint_entropy
-from esper.simic.control.action_masks import mask_hit_rates
+from esper.simic.control.mask_counts import mask_hit_rates
 from tests.simic.builders import RandomWorld, agent_with_round
 
 

@@ -52,9 +52,9 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.sequences import SequenceBatch, minibatches
 from esper.simic.agent.types import Hidden, PPOUpdateMetrics, TelemetryLevels, ValueDiagnostics
 from esper.simic.agent.update_log import MinibatchReport, UpdateLog, empty_metrics, fetch_report, value_diagnostics
-from esper.simic.control.action_masks import mask_hit_rates
 from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
 from esper.simic.control.joint import joint_entropy, joint_kl
+from esper.simic.control.mask_counts import mask_hit_rates
 from esper.simic.control.normalization import RunningMeanStd
 
 logger = logging.getLogger(__name__)

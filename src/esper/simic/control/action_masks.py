@@ -163,14 +163,3 @@ def require_legal(spec: ActionSpec, selected: Tensor, step: int | None = None) -
             + ("" if step is None else f" at step {step}")
             + ": a mask is all False where the head matters"
         )
-
-
-def mask_hit_rates(spec: ActionSpec, selected: Tensor, active: Tensor) -> dict[str, float]:
-    """Per head, the share of its decisions in which masking removed at least one option; 0 without decisions.
-
-    `selected [..., H, K]`, `active [..., H]` is True where the head decided.
-    """
-    sizes = torch.tensor([head.size for head in spec.heads], device=selected.device)
-    hits = (active & (selected.sum(-1) < sizes)).flatten(0, -2).sum(0)
-    rates = hits / active.flatten(0, -2).sum(0).clamp(min=1)
-    return dict(zip(spec.names, rates.tolist(), strict=True))

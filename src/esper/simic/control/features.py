@@ -1,0 +1,182 @@
+"""Observations: what a learned controller sees of N hosts, as one tensor `[N, D]`.
+
+`observation_layout.py` says what stands where; here raw values are read off the slot table, the signals and the
+prices, for all hosts at once. `single_seed.py` holds the dictionary view of a host with one seed.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.kasmina import UNLIMITED
+from esper.leyline import (
+    BLENDING_EPOCHS,
+    DEFAULT_EPISODE_LENGTH,
+    NUM_BLUEPRINTS,
+    POINTS,
+    PRICE_RANGE,
+    SEED_EXPLODING_GRADIENT,
+    SEED_VANISHING_GRADIENT,
+    TRAINING_EPOCHS,
+    rent,
+)
+from esper.simic.control.observation_layout import (
+    AVAILABILITY,
+    HOST,
+    HOST_ECONOMY,
+    SLOT,
+    SLOT_ECONOMY,
+    TELEMETRY,
+    describe_observation,
+    observation_layout,
+    observation_width,
+)
+from esper.simic.control.single_seed import (
+    TaskConfig,
+    compute_action_mask,
+    normalize_observation,
+    obs_to_base_features,
+    obs_to_base_features_tensor,
+    safe,
+)
+from esper.tolaria import Situation
+from esper.tolaria.signals import HISTORY
+
+__all__ = [
+    "TaskConfig",
+    "compute_action_mask",
+    "describe_observation",
+    "normalize_observation",
+    "obs_to_base_features",
+    "obs_to_base_features_tensor",
+    "observation_layout",
+    "observation_width",
+    "price_feature",
+    "safe",
+    "signals_to_features",
+]
+
+SEED_LIFE = TRAINING_EPOCHS + BLENDING_EPOCHS + 1
+"""Steps from germination to a seed that is kept, that of the decision included."""
+_HEALTH_DECADES = 2.0
+"""A gradient so many powers of ten away from both thresholds is in full health."""
+
+
+def signals_to_features(situation: Situation) -> Tensor:
+    """The observation `[N, D]`, float32, finite, laid out as `observation_layout(S)` says."""
+    blocks = (
+        HOST.fill(_host(situation)),
+        SLOT.fill(_slot(situation)),
+        TELEMETRY.fill(_telemetry(situation)),
+        AVAILABILITY.fill(_measured(situation)),
+        HOST_ECONOMY.fill(_host_economy(situation)),
+        SLOT_ECONOMY.fill(_slot_economy(situation)),
+    )
+    return torch.cat([block.flatten(1) for block in blocks], 1)
+
+
+def price_feature(price: Tensor) -> Tensor:
+    """The price on a log scale where the ends of `PRICE_RANGE` are -1 and 1; very low for a price of 0."""
+    low, high = (math.log(end) for end in PRICE_RANGE)
+    smallest = torch.finfo(torch.float32).tiny
+    return (2.0 * price.float().clamp(min=smallest).log() - (high + low)) / (high - low)
+
+
+def _progress(situation: Situation) -> Tensor:
+    return situation.signals.epoch / situation.episode_length
+
+
+def _host(situation: Situation) -> dict[str, Tensor]:
+    """Columns of the host block, each `[N]`."""
+    signals = situation.signals
+    histories = {f"loss_history_{age}": signals.loss_history[:, -1 - age] for age in range(HISTORY)}
+    histories |= {f"accuracy_history_{age}": POINTS * signals.score_history[:, -1 - age] for age in range(HISTORY)}
+    return histories | {
+        "epoch": _progress(situation),
+        "global_step": signals.epoch / DEFAULT_EPISODE_LENGTH,
+        "train_loss": signals.train_loss,
+        "val_loss": signals.val_loss,
+        "loss_delta": signals.loss_delta,
+        "train_accuracy": POINTS * signals.train_score,
+        "val_accuracy": POINTS * situation.score,
+        "accuracy_delta": POINTS * signals.score_delta,
+        "plateau_epochs": signals.plateau_epochs,
+        "best_val_accuracy": POINTS * signals.best_val_score,
+        "best_val_loss": signals.best_val_loss,
+        "host_grad_norm": signals.host_grad_norm,
+        "host_learning_phase": _progress(situation),
+    }
+
+
+def _slot(situation: Situation) -> dict[str, Tensor]:
+    """Columns of the slot block, each `[N, S]`."""
+    table = situation.table
+    kinds = F.one_hot(table.blueprint, NUM_BLUEPRINTS + 1).unbind(-1)[1:]
+    return {f"blueprint_{index}": kind for index, kind in enumerate(kinds, start=1)} | {
+        "active": table.occupied,
+        "stage": table.stage,
+        "alpha": table.alpha,
+        "counterfactual": POINTS * table.contribution,
+    }
+
+
+def _telemetry(situation: Situation) -> dict[str, Tensor]:
+    """Columns of the telemetry block, each `[N, S]`; 0 where there is no seed."""
+    table = situation.table
+    norm = table.seed_grad_norm
+    exploding = norm > SEED_EXPLODING_GRADIENT
+    nearer = torch.minimum(norm / SEED_VANISHING_GRADIENT, SEED_EXPLODING_GRADIENT / norm)
+    columns = {
+        "gradient_norm": torch.where(exploding, SEED_EXPLODING_GRADIENT, norm),
+        "gradient_health": nearer.log10() / _HEALTH_DECADES,
+        "has_vanishing": norm < SEED_VANISHING_GRADIENT,
+        "has_exploding": exploding,
+        "accuracy": POINTS * situation.score[:, None].expand(table.shape),
+        "accuracy_delta": POINTS * table.improvement,
+        "epochs_in_stage": table.epochs_in_stage,
+        "stage": table.stage,
+        "alpha": table.alpha,
+        "episode_progress": _progress(situation)[:, None].expand(table.shape),
+    }
+    return {name: torch.where(table.occupied, column.float(), 0.0) for name, column in columns.items()}
+
+
+def _measured(situation: Situation) -> dict[str, Tensor]:
+    """Columns of the availability block, each `[N, S]`."""
+    table = situation.table
+    return {
+        "contribution": table.contribution.isfinite(),
+        "improvement": table.improvement.isfinite(),
+        "gradient": ~table.seed_grad_norm.isnan(),  # an infinite norm was measured, and shown as exploding
+    }
+
+
+def _host_economy(situation: Situation) -> dict[str, Tensor]:
+    """Host columns of the economy block, each `[N]`."""
+    added = situation.table.added_params.float()
+    budget = situation.budget.float()
+    left = torch.where(situation.budget >= UNLIMITED, 1.0, (budget - added) / budget)
+    history = situation.signals.score_history
+    return {
+        "params_added": added / situation.host_params,
+        "budget_left": left,
+        "price": price_feature(situation.price),
+        "rent": POINTS * rent(added, situation.host_params, situation.price),
+        "seed_lives_left": situation.steps_left / SEED_LIFE,
+        "score_gain": POINTS * (history[:, -1] - history[:, -2]),
+        "score_gain_3": POINTS * (history[:, -1] - history[:, -4]),
+    }
+
+
+def _slot_economy(situation: Situation) -> dict[str, Tensor]:
+    """Slot columns of the economy block, each `[N, S]`."""
+    table, price = situation.table, situation.price[:, None]
+    owed = POINTS * rent(table.params.float(), situation.host_params, price)
+    params = torch.where(situation.catalogue.fits, situation.catalogue.params.float(), torch.nan)
+    offers = POINTS * rent(params, situation.host_params, price[..., None])
+    return {f"offer_{index}": offer for index, offer in enumerate(offers.unbind(-1), start=1)} | {
+        "rent": owed,
+        "net_contribution": POINTS * table.contribution - owed,
+    }

@@ -1,0 +1,41 @@
+"""What a step pays: the objective and its alternatives, shaping, and checks against seeds that game their credit."""
+
+from esper.simic.rewards.breakdown import SHAPING_TERMS, RewardBreakdown
+from esper.simic.rewards.checks import GamingFlags, check_seeds, emit_flags
+from esper.simic.rewards.config import (
+    INTERVENTION_COSTS,
+    LOSS_CONFIGS,
+    ChecksConfig,
+    ContributionConfig,
+    LossConfig,
+    RewardConfig,
+    RewardFamily,
+    ShapingConfig,
+    SparseConfig,
+    loss_config,
+)
+from esper.simic.rewards.rewards import Reward, make_reward
+from esper.simic.rewards.shaping import check_gammas, potential, shaping_term
+
+__all__ = [
+    "INTERVENTION_COSTS",
+    "LOSS_CONFIGS",
+    "SHAPING_TERMS",
+    "ChecksConfig",
+    "ContributionConfig",
+    "GamingFlags",
+    "LossConfig",
+    "Reward",
+    "RewardBreakdown",
+    "RewardConfig",
+    "RewardFamily",
+    "ShapingConfig",
+    "SparseConfig",
+    "check_gammas",
+    "check_seeds",
+    "emit_flags",
+    "loss_config",
+    "make_reward",
+    "potential",
+    "shaping_term",
+]
