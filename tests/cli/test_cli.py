@@ -93,7 +93,8 @@ def test_demo_grows_and_leaves_its_results(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("demo", "--task", "mnist"), "unknown task 'mnist'; choose one of: digits, mnist1d"),
+        (("demo", "--task", "mnist2d"), "unknown task 'mnist2d'; choose one of: cifar10, digits"),
+        (("demo", "--task", "mnist1d:noise=1"), "has no 'noise=1'; keys and published values: num_samples=5000"),
         (("demo", "--controller", "oracle"), "choose one of: never, random, schedule, heuristic"),
         (("demo", "--epochs", "0"), "--epochs must be 1 or more"),
         (("demo", "--seed", "99999999999999999999999"), "--seed must be 0 or more and below 2^63"),
@@ -102,7 +103,7 @@ def test_demo_grows_and_leaves_its_results(tmp_path: Path, capsys: pytest.Captur
         (("tasks", "--json", "/proc/x"), "/proc/x cannot be written"),
         (("demo", "--seed", "-1"), "--seed must be 0 or more"),
         (("demo", "--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
-        (("bench", "growth", "--tasks", "mnist"), "unknown task 'mnist'"),
+        (("bench", "growth", "--tasks", "mnist2d"), "unknown task 'mnist2d'"),
         (("bench", "growth", "--controllers", "best"), "unknown controller 'best'"),
         (("bench", "growth", "--seeds", "0"), "--seeds must be 1 or more"),
         (("bench", "oracle", "--candidates", "0"), "--candidates must be 1 or more"),
