@@ -16,7 +16,7 @@ from esper.tolaria.tasks.sets import CIFAR10, FASHION_MNIST, MNIST, DataSet, abs
 _VAL_MOST, _VAL_SHARE = 1024, 0.2
 _CLASSES = 10
 _CIFAR_PICKLED = "cifar-10-batches-py"
-_UNTUNED = OptimizerSettings("adamw", lr=3e-3, schedule="cosine")
+_UNTUNED = OptimizerSettings("adamw", lr=1e-2, schedule="cosine")
 _GENERATED = (5000, 1000)
 _GENERATOR_SEED = 0
 

@@ -79,7 +79,7 @@ def load_mnist1d_shuffled() -> Splits:
 @task_family(
     "mnist1d",
     "mnist1d:<key=value,...>",
-    "MNIST-1D with other generator settings, such as mnist1d:corr_noise_scale=0.5,seed=7",
+    "MNIST-1D with other settings, as in mnist1d:seed=7",
     host="conv1d",
     data=lambda: "generated at first use",
 )
