@@ -130,7 +130,7 @@ def test_tasks_lists_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "mnist1d" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("task", ["cifar10", "fashion-mnist", "mnist"])
+@pytest.mark.parametrize("task", ["cifar10", "fashion-mnist", "mnist", "tinystories"])
 def test_absent_data_is_bad_input_in_one_line(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,10 @@
 
 import esper.tolaria.tasks.digits
 import esper.tolaria.tasks.images
-import esper.tolaria.tasks.mnist1d  # noqa: F401  # importing registers
+import esper.tolaria.tasks.mnist1d
+import esper.tolaria.tasks.text
+import esper.tolaria.tasks.tinystories
+import esper.tolaria.tasks.ucr  # noqa: F401  # importing registers
 from esper.tolaria.tasks.cache import data_folder
 from esper.tolaria.tasks.registry import (
     OptimizerSettings,

@@ -1,6 +1,8 @@
-"""What most loaders do with raw samples: hold some out for validation, and bring the values to unit scale."""
+"""What most loaders do with raw samples: hold some out for validation, cut text, bring values to unit scale."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.tolaria.tasks.registry import Split, Splits
@@ -13,6 +15,20 @@ def hold_out(samples: Split, val_samples: int) -> tuple[Split, Split]:
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     val, train = order[:val_samples], order[val_samples:]
     return Split(samples.x[train], samples.y[train]), Split(samples.x[val], samples.y[val])
+
+
+def hold_out_end(samples: Split, val_samples: int) -> tuple[Split, Split]:
+    """The samples but the last, and the last `val_samples`: pieces of one text are held out together."""
+    cut = len(samples) - val_samples
+    return Split(samples.x[:cut], samples.y[:cut]), Split(samples.x[cut:], samples.y[cut:])
+
+
+def to_sequences(tokens: NDArray[np.generic], context: int, most: int | None = None) -> Split:
+    """Tokens `[M, context]` and the token after each `[M, context]`, one stretch of text after the other."""
+    count = (len(tokens) - 1) // context
+    count = count if most is None else min(count, most)
+    stream = torch.from_numpy(tokens[: count * context + 1].astype(np.int64))
+    return Split(stream[:-1].view(count, context), stream[1:].view(count, context).clone())
 
 
 def standardise(splits: Splits) -> Splits:
