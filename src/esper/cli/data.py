@@ -11,7 +11,7 @@ from esper.cli.output import check_writable, write_json
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Download sets and put their official files, checked, into the data folder."""
+    """Download sets and put their official files, checked, into the data folder; damaged ones are replaced."""
 
     names: tyro.conf.Positional[tuple[str, ...]]
     """Which sets: cifar10, fashion-mnist, mnist."""
@@ -21,7 +21,7 @@ class Get:
         from rich.console import Console
 
         from esper.leyline import InputError
-        from esper.tolaria.fetch import check_files, fetch
+        from esper.tolaria.fetch import fetch, is_published
         from esper.tolaria.tasks.sets import SETS, find_set
 
         if not self.names:
@@ -30,10 +30,8 @@ class Get:
         console = Console()
         for dataset in sets:
             with console.status(f"Looking at {dataset.path()} ...") as status:
-                if dataset.missing_files():
+                if not is_published(dataset):
                     fetch(dataset, status.update)
-                else:
-                    check_files(dataset, dataset.path())
             console.print(
                 f"{dataset.name}: in {dataset.path()}, checksums as published", highlight=False, soft_wrap=True
             )

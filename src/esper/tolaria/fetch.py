@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -53,11 +54,20 @@ def check_files(dataset: DataSet, folder: Path) -> None:
             raise FetchError(f"{name} of {dataset.name} is missing; {_by_hand(dataset)}")
         try:
             found = content_md5(path)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise FetchError(f"{path.name} of {dataset.name} cannot be read ({error}); {_by_hand(dataset)}") from None
         if found != expected:
             reason = f"{name} of {dataset.name} has MD5 {found}, not the published {expected}"
             raise FetchError(f"{reason}; {_by_hand(dataset)}")
+
+
+def is_published(dataset: DataSet) -> bool:
+    """Whether the set is in place and every file is the published one."""
+    try:
+        check_files(dataset, dataset.path())
+    except FetchError:
+        return False
+    return True
 
 
 def _download(dataset: DataSet, folder: Path) -> Path:
@@ -81,8 +91,10 @@ def _put_in_place(ready: Path, target: Path) -> None:
     if not target.exists():
         ready.rename(target)
         return
-    for path in ready.iterdir():
+    for path in sorted(ready.iterdir()):
         path.replace(target / path.name)
+        other = path.name.removesuffix(".gz") if path.suffix == ".gz" else f"{path.name}.gz"
+        (target / other).unlink(missing_ok=True)  # a damaged plain file would hide a good gzipped one
 
 
 def _by_hand(dataset: DataSet) -> str:
