@@ -123,11 +123,17 @@ def test_bad_words_get_one_line_that_says_what_is_allowed(
     assert said.count("\n") == 1
 
 
-def test_tasks_lists_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_lists_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("esper.tolaria.tasks.ucr._folder", lambda: None)
     assert run("tasks", "--json", str(tmp_path / "out.json")) == 0
     tasks = {task["name"]: task for task in json.loads((tmp_path / "out.json").read_text())["tasks"]}
     assert tasks["digits"]["data"] == "bundled"
-    assert "mnist1d" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "mnist1d:<key=value,...>" in shown
+    assert "missing: pip install 'esper[ucr]'" in shown
 
 
 @pytest.mark.parametrize("task", ["cifar10", "fashion-mnist", "mnist", "tinystories"])

@@ -49,6 +49,7 @@ class List:
         """Print the table."""
         from rich import box
         from rich.console import Console
+        from rich.markup import escape
         from rich.table import Column, Table
 
         from esper.tolaria import find_task, task_names
@@ -58,7 +59,7 @@ class List:
         tasks = [task for task in map(find_task, task_names()) if task.needs_files]
         table = Table(Column("task", no_wrap=True), "what it is", "data", box=box.SIMPLE)
         for task in tasks:
-            table.add_row(task.name, task.summary, task.data())
+            table.add_row(escape(task.name), escape(task.summary), escape(task.data()))
         Console().print(table)
         Console().print(
             f"Looked for in {data_folder()}; set ESPER_DATA to look elsewhere.", highlight=False, soft_wrap=True

@@ -26,16 +26,16 @@ class Tasks:
 
         rows: list[dict[str, object]] = []
         families: list[dict[str, object]] = []
-        table = Table(Column("task", no_wrap=True), "what it is", "host", "epochs", "data", box=box.SIMPLE)
+        table = Table(Column("task", no_wrap=True), "what it is", "host, parameters", "epochs", "data", box=box.SIMPLE)
         for name in task_names():
             task = find_task(name)
             params = sum(p.numel() for p in task.build_host().parameters())
-            host = f"{task.host}, {params:,} parameters"
-            table.add_row(name, task.summary, host, str(task.episode_length), task.data())
+            host = f"{task.host}, {params:,}"
+            table.add_row(escape(name), escape(task.summary), host, str(task.episode_length), escape(task.data()))
             row = {"name": name, "summary": task.summary, "host": task.host, "host_params": params}
             rows.append({**row, "episode_length": task.episode_length, "data": task.data()})
         for family in task_families():
-            table.add_row(escape(family.form), family.summary, family.host, "", family.data())
+            table.add_row(escape(family.form), escape(family.summary), family.host, "", escape(family.data()))
             row = {"name": family.form, "summary": family.summary, "host": family.host, "data": family.data()}
             families.append(row)
         Console().print(table)
