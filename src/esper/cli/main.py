@@ -8,6 +8,7 @@ import tyro
 
 from esper.cli.bench import Bench
 from esper.cli.blueprints import Blueprints
+from esper.cli.data import Data
 from esper.cli.demo import Demo
 from esper.cli.doctor import Doctor
 from esper.cli.tasks import Tasks
@@ -19,6 +20,7 @@ _DONE, _FAILED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
 Command = (
     Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Blueprints, tyro.conf.subcommand("blueprints")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Tasks, tyro.conf.subcommand("tasks")]

@@ -18,23 +18,29 @@ class Tasks:
         check_writable(self.json)
         from rich import box
         from rich.console import Console
-        from rich.table import Table
+        from rich.markup import escape
+        from rich.table import Column, Table
 
         from esper.tolaria import find_task, task_names
-        from esper.tolaria.tasks import data_folder
+        from esper.tolaria.tasks import data_folder, task_families
 
-        rows = []
-        table = Table("task", "what it is", "host", "epochs", "data", box=box.SIMPLE)
+        rows: list[dict[str, object]] = []
+        families: list[dict[str, object]] = []
+        table = Table(Column("task", no_wrap=True), "what it is", "host, parameters", "epochs", "data", box=box.SIMPLE)
         for name in task_names():
             task = find_task(name)
             params = sum(p.numel() for p in task.build_host().parameters())
-            host = f"{task.host}, {params:,} parameters"
-            table.add_row(name, task.summary, host, str(task.episode_length), task.data())
+            host = f"{task.host}, {params:,}"
+            table.add_row(escape(name), escape(task.summary), host, str(task.episode_length), escape(task.data()))
             row = {"name": name, "summary": task.summary, "host": task.host, "host_params": params}
             rows.append({**row, "episode_length": task.episode_length, "data": task.data()})
+        for family in task_families():
+            table.add_row(escape(family.form), escape(family.summary), family.host, "", escape(family.data()))
+            row = {"name": family.form, "summary": family.summary, "host": family.host, "data": family.data()}
+            families.append(row)
         Console().print(table)
         Console().print(
             f"Data is kept in {data_folder()}; set ESPER_DATA to keep it elsewhere.", highlight=False, soft_wrap=True
         )
-        write_json(self.json, {"tasks": rows})
+        write_json(self.json, {"tasks": rows, "families": families})
         return True

@@ -14,7 +14,7 @@ from esper.leyline import DEFAULT_EPISODE_LENGTH, unknown_name
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Samples `x [M, ...]` and their labels `y [M]`."""
+    """Samples `x [M, ...]` and their labels `y [M]`; for text, tokens `[M, T]` and the token after each `[M, T]`."""
 
     x: Tensor
     y: Tensor
@@ -71,6 +71,8 @@ class Task:
     quality: Quality = "accuracy"
     data: Callable[[], str] = lambda: "bundled"
     """Where the data comes from and whether it is here, in a few words."""
+    needs_files: bool = False
+    """Whether the data has to be downloaded or put in place first."""
 
     @property
     def guess_loss(self) -> float:
@@ -87,6 +89,23 @@ class Task:
 
 
 _REGISTRY: dict[str, Task] = {}
+_RESOLVED: dict[str, Task] = {}
+"""Tasks of families that were asked for, by canonical name, so that their data is loaded once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFamily:
+    """Tasks called `name:settings`, made when they are asked for."""
+
+    form: str
+    """How their names are written."""
+    summary: str
+    host: str
+    make: Callable[[str], Task]
+    data: Callable[[], str]
+
+
+_FAMILIES: dict[str, TaskFamily] = {}
 
 
 def task(
@@ -102,6 +121,7 @@ def task(
     episode_length: int = DEFAULT_EPISODE_LENGTH,
     quality: Quality = "accuracy",
     data: Callable[[], str] = lambda: "bundled",
+    needs_files: bool = False,
 ) -> Callable[[Loader], Loader]:
     """Register the decorated function, which loads the splits, as the task `name`."""
 
@@ -119,22 +139,49 @@ def task(
             episode_length,
             quality,
             data,
+            needs_files,
         )
         return load
 
     return register
 
 
+def task_family(
+    name: str, form: str, summary: str, *, host: str, data: Callable[[], str]
+) -> Callable[[Callable[[str], Task]], Callable[[str], Task]]:
+    """Register the decorated function, which makes a task from what follows `name:`, as a family of tasks."""
+
+    def register(make: Callable[[str], Task]) -> Callable[[str], Task]:
+        _FAMILIES[name] = TaskFamily(form, summary, host, make, data)
+        return make
+
+    return register
+
+
 def task_names() -> list[str]:
-    """The names that `find_task` takes."""
+    """The names that `find_task` takes, those of families apart."""
     return sorted(_REGISTRY)
 
 
+def task_families() -> list[TaskFamily]:
+    """The families of tasks."""
+    return [_FAMILIES[name] for name in sorted(_FAMILIES)]
+
+
+def tasks_without_download() -> list[str]:
+    """The tasks that work offline, for those whose data is missing."""
+    return [name for name in task_names() if not _REGISTRY[name].needs_files]
+
+
 def find_task(name: str) -> Task:
-    """The task called `name`."""
-    if name not in _REGISTRY:
-        raise unknown_name("task", name, task_names())
-    return _REGISTRY[name]
+    """The task called `name`; one of a family is made the first time."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    family, colon, settings = name.partition(":")
+    if not colon or family not in _FAMILIES:
+        raise unknown_name("task", name, [*task_names(), *(family.form for family in task_families())])
+    made = _FAMILIES[family].make(settings)
+    return _REGISTRY.get(made.name) or _RESOLVED.setdefault(made.name, made)
 
 
 @cache

@@ -64,8 +64,8 @@ def test_a_folder_that_cannot_hold_data_is_one_clear_error(monkeypatch: pytest.M
 
 
 def test_unknown_tasks_get_the_list_of_known_ones() -> None:
-    with pytest.raises(InputError, match="unknown task 'mnist'; choose one of: digits, mnist1d, mnist1d-shuffled"):
-        find_task("mnist")
+    with pytest.raises(InputError, match="unknown task 'mnist2d'; choose one of: cifar10, digits, fashion-mnist"):
+        find_task("mnist2d")
     assert TINY in task_names()
     assert tiny_task().name == TINY
 

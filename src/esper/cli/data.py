@@ -1,0 +1,79 @@
+"""`esper data`: obtain data sets, and see which are here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from esper.cli.output import check_writable, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Download sets and put their official files, checked, into the data folder; damaged ones are replaced."""
+
+    names: tyro.conf.Positional[tuple[str, ...]]
+    """Which sets: cifar10, fashion-mnist, mnist."""
+
+    def run(self) -> bool:
+        """Get what is not here yet, and say where it is."""
+        from rich.console import Console
+
+        from esper.leyline import InputError
+        from esper.tolaria.fetch import fetch, is_published
+        from esper.tolaria.tasks.sets import SETS, find_set
+
+        if not self.names:
+            raise InputError(f"name at least one data set: {', '.join(SETS)}")
+        sets = [find_set(name) for name in self.names]
+        console = Console()
+        for dataset in sets:
+            with console.status(f"Looking at {dataset.path()} ...") as status:
+                if not is_published(dataset):
+                    fetch(dataset, status.update)
+            console.print(
+                f"{dataset.name}: in {dataset.path()}, checksums as published", highlight=False, soft_wrap=True
+            )
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """List the sets that tasks read from files, and whether they are here."""
+
+    json: Path | None = None
+    """Write the list to this file too."""
+
+    def run(self) -> bool:
+        """Print the table."""
+        from rich import box
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Column, Table
+
+        from esper.tolaria import find_task, task_names
+        from esper.tolaria.tasks import data_folder
+
+        check_writable(self.json)
+        tasks = [task for task in map(find_task, task_names()) if task.needs_files]
+        table = Table(Column("task", no_wrap=True), "what it is", "data", box=box.SIMPLE)
+        for task in tasks:
+            table.add_row(escape(task.name), escape(task.summary), escape(task.data()))
+        Console().print(table)
+        Console().print(
+            f"Looked for in {data_folder()}; set ESPER_DATA to look elsewhere.", highlight=False, soft_wrap=True
+        )
+        write_json(self.json, {"folder": str(data_folder()), "sets": {task.name: task.data() for task in tasks}})
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Obtain data sets, and see which are here."""
+
+    what: Annotated[Get, tyro.conf.subcommand("get")] | Annotated[List, tyro.conf.subcommand("list")]
+
+    def run(self) -> bool:
+        """Do the chosen."""
+        return self.what.run()

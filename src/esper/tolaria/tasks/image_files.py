@@ -1,0 +1,92 @@
+"""Reading images from the files of their official archives: idx, and CIFAR-10 pickled or binary."""
+
+import io
+import pickle
+import struct
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.tolaria.tasks.registry import Split
+from esper.tolaria.tasks.sets import damaged, read_bytes
+
+_IDX_BYTES = 0x08
+CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_PIXELS = 3 * 32 * 32
+_CLASSES = 10
+
+
+def read_idx(path: Path, dimensions: int) -> Tensor:
+    """The bytes of an idx file with that many dimensions."""
+    raw = read_bytes(path)
+    start = 4 + 4 * dimensions
+    if len(raw) < start or raw[:4] != bytes((0, 0, _IDX_BYTES, dimensions)):
+        raise damaged(path, f"it is not an idx file of bytes in {dimensions} dimensions")
+    shape = struct.unpack_from(f">{dimensions}I", raw, 4)
+    if len(raw) - start != int(np.prod(shape)):
+        raise damaged(path, f"it should hold {int(np.prod(shape)):,} values and holds {len(raw) - start:,}")
+    return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).view(shape)
+
+
+def read_idx_pair(images: Path, labels: Path) -> Split:
+    """Images `[M, 1, H, W]` as bytes and their labels."""
+    x, y = read_idx(images, 3), read_idx(labels, 1)
+    if len(x) != len(y) or not len(x):
+        raise damaged(labels, f"it labels {len(y):,} images and {images.name} holds {len(x):,}")
+    return Split(x.unsqueeze(1), _checked_labels(labels, y))
+
+
+def read_cifar_binary(path: Path) -> Split:
+    """One batch of the binary version: a label and 3,072 pixels in bytes per image."""
+    raw = read_bytes(path)
+    if not raw or len(raw) % (1 + _CIFAR_PIXELS):
+        raise damaged(path, f"{len(raw):,} bytes are not a whole number of images of {1 + _CIFAR_PIXELS:,}")
+    rows = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 1 + _CIFAR_PIXELS)
+    return Split(rows[:, 1:].reshape(-1, *CIFAR_SHAPE), _checked_labels(path, rows[:, 0]))
+
+
+def read_cifar_pickle(path: Path) -> Split:
+    """One batch of the python version: a pickled dict with `data [M, 3072]` and `labels`."""
+    try:
+        batch = _ArrayUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
+        pixels = np.asarray(batch[b"data"])
+        labels = np.asarray(batch[b"labels"], dtype=np.int64)
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise damaged(path, f"it is not a pickled batch: {error}") from None
+    if pixels.dtype != np.uint8 or pixels.shape != (len(labels), _CIFAR_PIXELS) or not len(labels):
+        raise damaged(path, f"its data is {pixels.dtype} of shape {pixels.shape}, with {len(labels)} labels")
+    images = torch.from_numpy(pixels.copy()).view(-1, *CIFAR_SHAPE)
+    return Split(images, _checked_labels(path, torch.from_numpy(labels)))
+
+
+def _checked_labels(path: Path, labels: Tensor) -> Tensor:
+    y = labels.to(torch.int64)
+    if not 0 <= int(y.min()) <= int(y.max()) < _CLASSES:
+        raise damaged(path, f"it holds labels outside 0 to {_CLASSES - 1}")
+    return y
+
+
+_ARRAY_PARTS = {
+    ("multiarray", "_reconstruct"): "numpy._core.multiarray",
+    ("numeric", "_frombuffer"): "numpy._core.numeric",
+    ("numpy", "ndarray"): "numpy",
+    ("numpy", "dtype"): "numpy",
+    ("_codecs", "encode"): "_codecs",
+}
+"""What a pickled array names, by the last part of the module's name, and where this numpy has it."""
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Makes arrays and nothing else: a pickle from elsewhere could otherwise run any code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """One of the few things that a pickled array names, wherever its numpy had them."""
+        parts = module.split(".")
+        known = _ARRAY_PARTS.get((parts[-1], name)) if len(parts) == 1 or parts[0] == "numpy" else None
+        if known is None:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return getattr(import_module(known), name)

@@ -1,0 +1,127 @@
+"""Images: CIFAR-10, MNIST and Fashion-MNIST from their official files, and generated ones of CIFAR-10's shape.
+
+Their hosts and optimisers are plausible, not tuned.
+"""
+
+import math
+
+import torch
+
+from esper.tolaria.tasks.cache import data_folder
+from esper.tolaria.tasks.image_files import CIFAR_SHAPE, read_cifar_binary, read_cifar_pickle, read_idx_pair
+from esper.tolaria.tasks.prepare import hold_out, standardise
+from esper.tolaria.tasks.registry import OptimizerSettings, Split, Splits, task
+from esper.tolaria.tasks.sets import CIFAR10, FASHION_MNIST, MNIST, DataSet, absent_data, find_file, require
+
+_VAL_MOST, _VAL_SHARE = 1024, 0.2
+_CLASSES = 10
+_CIFAR_PICKLED = "cifar-10-batches-py"
+_UNTUNED = OptimizerSettings("adamw", lr=1e-2, schedule="cosine")
+_GENERATED = (5000, 1000)
+_GENERATOR_SEED = 0
+
+
+def _finish(samples: Split, test: Split) -> Splits:
+    """Hold some samples out for validation, and standardise by what is left."""
+    train, val = hold_out(samples, min(_VAL_MOST, int(_VAL_SHARE * len(samples))))
+    return standardise(Splits(train, val, test))
+
+
+def _cifar_state() -> str:
+    return "here" if not _missing_pickles() else CIFAR10.state()
+
+
+def _missing_pickles() -> list[str]:
+    folder = data_folder() / _CIFAR_PICKLED
+    return [name for name in CIFAR10.md5 if not (folder / name.removesuffix(".bin")).is_file()]
+
+
+@task(
+    "cifar10",
+    "CIFAR-10: 50,000 colour photographs of 32 by 32",
+    host="conv2d",
+    classes=_CLASSES,
+    optimizer=_UNTUNED,
+    batch_size=512,
+    data=_cifar_state,
+    needs_files=True,
+)
+def load_cifar10() -> Splits:
+    """48,976 / 1,024 / 10,000 images `[3, 32, 32]`, from the binary or the python version of the archive."""
+    if not CIFAR10.missing_files():
+        batches = [read_cifar_binary(CIFAR10.path() / name) for name in CIFAR10.md5]
+    elif not _missing_pickles():
+        folder = data_folder() / _CIFAR_PICKLED
+        batches = [read_cifar_pickle(folder / name.removesuffix(".bin")) for name in CIFAR10.md5]
+    else:
+        pickled = f"those of the python version into {data_folder() / _CIFAR_PICKLED}"
+        raise absent_data("cifar10", f"run 'esper data get cifar10', or {CIFAR10.how_to_place()}, or {pickled}")
+    *train, test = batches
+    return _finish(Split(torch.cat([part.x for part in train]), torch.cat([part.y for part in train])), test)
+
+
+def _load_idx(dataset: DataSet) -> Splits:
+    require(dataset)
+    files = [find_file(dataset.path(), name) for name in dataset.md5]
+    train_x, train_y, test_x, test_y = (file for file in files if file is not None)
+    return _finish(read_idx_pair(train_x, train_y), read_idx_pair(test_x, test_y))
+
+
+@task(
+    "mnist",
+    "MNIST: 60,000 handwritten digits of 28 by 28",
+    host="conv2d",
+    classes=_CLASSES,
+    optimizer=_UNTUNED,
+    host_settings={"inputs": 1, "channels": (4, 8, 16)},
+    data=MNIST.state,
+    needs_files=True,
+)
+def load_mnist() -> Splits:
+    """58,976 / 1,024 / 10,000 images `[1, 28, 28]`."""
+    return _load_idx(MNIST)
+
+
+@task(
+    "fashion-mnist",
+    "Fashion-MNIST: 60,000 pieces of clothing of 28 by 28",
+    host="conv2d",
+    classes=_CLASSES,
+    optimizer=_UNTUNED,
+    host_settings={"inputs": 1, "channels": (8, 16, 32)},
+    data=FASHION_MNIST.state,
+    needs_files=True,
+)
+def load_fashion_mnist() -> Splits:
+    """58,976 / 1,024 / 10,000 images `[1, 28, 28]`."""
+    return _load_idx(FASHION_MNIST)
+
+
+@task(
+    "synthetic-images",
+    "generated stripes of CIFAR-10's shape; no photographs",
+    host="conv2d",
+    classes=_CLASSES,
+    optimizer=_UNTUNED,
+    host_settings={"channels": (8, 16, 32)},
+    data=lambda: "generated at each start, 1 second",
+)
+def load_synthetic_images() -> Splits:
+    """4,000 / 1,000 / 1,000 images `[3, 32, 32]`: the class is the direction (5) and width (2) of stripes in noise."""
+    generator = torch.Generator().manual_seed(_GENERATOR_SEED)
+    samples, test = (_draw_stripes(num, generator) for num in _GENERATED)
+    return _finish(samples, test)
+
+
+def _draw_stripes(num: int, generator: torch.Generator) -> Split:
+    """Stripes of a random phase and two random colours, in noise."""
+    y = torch.randint(_CLASSES, (num,), generator=generator)
+    angle = (y % 5) * (math.pi / 5) + 0.15 * torch.randn(num, generator=generator)
+    frequency = torch.where(y < 5, 0.6, 1.2)
+    phase = 2 * math.pi * torch.rand(num, generator=generator)
+    colours = torch.randn(2, num, 3, 1, 1, generator=generator)
+    rows, columns = (torch.arange(size, dtype=torch.float32) for size in CIFAR_SHAPE[1:])
+    along = angle.cos()[:, None, None] * columns + angle.sin()[:, None, None] * rows[:, None]
+    wave = torch.sin(frequency[:, None, None] * along + phase[:, None, None]).unsqueeze(1)
+    x = colours[0] * wave + 0.5 * colours[1] + torch.randn(num, *CIFAR_SHAPE, generator=generator)
+    return Split(x, y)

@@ -1,0 +1,117 @@
+"""Series of the UCR and UEA archives, as far as the package `aeon` carries them; nothing is downloaded.
+
+The files are read here, because importing aeon takes seconds and needs a compiler of its own.
+Hosts and optimisers are plausible, not tuned.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from esper.leyline import InputError, unknown_name
+from esper.tolaria.tasks.prepare import hold_out, standardise
+from esper.tolaria.tasks.registry import OptimizerSettings, Split, Splits, Task, task_family
+from esper.tolaria.tasks.sets import damaged
+
+_VAL_MOST, _VAL_SHARE = 1024, 0.2
+_SHORTEST = 8
+_INSTALL = "pip install 'esper[ucr]'"
+
+
+def _folder() -> Path | None:
+    """Where an installed aeon keeps its series."""
+    spec = importlib.util.find_spec("aeon")
+    places = spec.submodule_search_locations if spec else None
+    return Path(places[0]) / "datasets" / "data" if places else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    classes: tuple[str, ...]
+    channels: int
+
+
+def _read_header(path: Path) -> _Header | None:
+    """What a `.ts` file says of itself; nothing if its series differ in length or have no classes.
+
+    The channels are counted in the first series, because few files announce them.
+    """
+    fields: dict[str, list[str]] = {}
+    first = ""
+    with path.open() as file:
+        for line in file:
+            if line.startswith("@"):
+                key, *values = line[1:].split()
+                fields[key.lower()] = values
+            elif line.strip() and "data" in fields:
+                first = line
+                break
+    labelled, *classes = fields.get("classlabel", ["false"])
+    equal = fields.get("equallength", ["true"])
+    if labelled.lower() != "true" or len(classes) < 2 or equal[0].lower() != "true" or ":" not in first:
+        return None
+    return _Header(tuple(classes), first.count(":"))
+
+
+def _usable(folder: Path) -> dict[str, Path]:
+    """The training files of the sets that a host can learn, by name."""
+    found = {path.name.removesuffix("_TRAIN.ts"): path for path in sorted(folder.glob("*/*_TRAIN.ts"))}
+    return {name: path for name, path in found.items() if _test_file(path).is_file() and _read_header(path)}
+
+
+def _test_file(train: Path) -> Path:
+    return train.with_name(train.name.replace("_TRAIN.ts", "_TEST.ts"))
+
+
+def read_series(path: Path, header: _Header) -> Split:
+    """Series `[M, C, L]` and the places of their labels among the header's classes."""
+    lines = path.read_text().splitlines()
+    start = next((at for at, line in enumerate(lines) if line.strip().lower() == "@data"), len(lines))
+    rows = [line.strip().split(":") for line in lines[start + 1 :] if line.strip()]
+    try:
+        x = torch.tensor([[[float(value) for value in part.split(",")] for part in row[:-1]] for row in rows])
+        y = torch.tensor([header.classes.index(row[-1]) for row in rows])
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
+    if x.ndim != 3 or x.shape[1] != header.channels or not x.isfinite().all():
+        raise damaged(path, f"its values are of shape {tuple(x.shape)}, with {header.channels} channels announced")
+    return Split(x, y)
+
+
+def _load(train: Path, header: _Header) -> Splits:
+    samples, test = read_series(train, header), read_series(_test_file(train), header)
+    if samples.x.shape[2] < _SHORTEST:
+        raise damaged(train, f"series of {samples.x.shape[2]} values are too short for the host")
+    kept, val = hold_out(samples, min(_VAL_MOST, max(1, int(_VAL_SHARE * len(samples)))))
+    return standardise(Splits(kept, val, test))
+
+
+def _state() -> str:
+    return "in the package aeon, here" if _folder() else f"missing: {_INSTALL}"
+
+
+@task_family("ucr", "ucr:<name>", "a series of the UCR archive, as in ucr:GunPoint", host="conv1d", data=_state)
+def make_ucr(name: str) -> Task:
+    """The set `name` with its official test split; the training split gives a fifth for validation."""
+    folder = _folder()
+    if folder is None:
+        raise InputError(f"the series of task 'ucr:{name}' are part of the package aeon; get it with: {_INSTALL}")
+    usable = _usable(folder)
+    if name not in usable:
+        raise unknown_name("UCR set", name, usable)
+    header = _read_header(usable[name])
+    assert header is not None
+    return Task(
+        f"ucr:{name}",
+        f"{name} of the UCR archive",
+        partial(_load, usable[name], header),
+        "conv1d",
+        len(header.classes),
+        {"inputs": header.channels, "channels": (8, 16, 32), "classes": len(header.classes)},
+        OptimizerSettings("adamw", lr=1e-2, schedule="cosine"),
+        batch_size=16,
+        data=_state,
+    )

@@ -1,0 +1,105 @@
+"""The names `mnist1d:<key=value,...>`: one canonical form, and one clear error for all others."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline import InputError
+from esper.tolaria import find_task
+from esper.tolaria.tasks.mnist1d_settings import PUBLISHED, canonical_settings, parse_settings
+
+_NOISE = st.floats(0, 10, allow_nan=False)
+_SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "num_samples": st.integers(100, 9999),
+        "train_split": st.floats(0.3, 0.9),
+        "padding": st.tuples(st.integers(0, 50), st.integers(50, 99)).map(list),
+        "corr_noise_scale": _NOISE,
+        "iid_noise_scale": _NOISE,
+        "shear_scale": _NOISE,
+        "shuffle_seq": st.booleans(),
+        "final_seq_length": st.integers(8, 200),
+        "seed": st.integers(0, 2**32 - 1),
+    },
+)
+
+
+@given(_SETTINGS.filter(bool))
+def test_canonical_names_parse_to_themselves(settings: dict[str, object]) -> None:
+    parsed = parse_settings(canonical_settings(settings))  # type: ignore[arg-type]
+    assert parsed == {key: value for key, value in settings.items() if value != PUBLISHED[key]}
+    if parsed:
+        assert parse_settings(canonical_settings(parsed)) == parsed
+
+
+def test_every_generator_argument_can_be_set() -> None:
+    text = ",".join(f"{key}={value}" for key, value in PUBLISHED.items() if not isinstance(value, list))
+    assert parse_settings(text + ",padding=36-60") == {}
+    assert set(PUBLISHED) >= {"corr_noise_scale", "final_seq_length", "seed", "shuffle_seq", "padding", "num_samples"}
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("mnist1d:seed=7, corr_noise_scale=0.50", "mnist1d:corr_noise_scale=0.5,seed=7"),
+        ("mnist1d:seed=42", "mnist1d"),
+        ("mnist1d:shuffle_seq=true", "mnist1d-shuffled"),
+        ("mnist1d:padding=10-20,seed=42", "mnist1d:padding=10-20"),
+    ],
+)
+def test_one_setting_has_one_name_and_one_task(name: str, canonical: str) -> None:
+    task = find_task(name)
+    assert task.name == canonical
+    assert find_task(canonical) is task
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "",
+        "noise=1",
+        "url=x",
+        "seed",
+        "seed=",
+        "seed=seven",
+        "seed=1.5",
+        "seed=-1",
+        "seed=4294967296",
+        "seed=1,seed=2",
+        "corr_noise_scale=nan",
+        "corr_noise_scale=-1",
+        "shuffle_seq=1",
+        "padding=36",
+        "padding=60-36",
+        "train_split=1",
+        "num_samples=20,train_split=0.1",
+        "final_seq_length=2",
+        "max_translation=0",
+    ],
+)
+def test_bad_settings_are_one_line_that_lists_the_keys(settings: str) -> None:
+    with pytest.raises(
+        InputError, match=r"keys and published values: num_samples=5000, .*padding=36-60.*, seed=42$"
+    ) as e:
+        find_task(f"mnist1d:{settings}")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("length", [8, 23, 64])
+def test_series_of_another_length_fit_the_host_and_are_kept(length: int, data: Path) -> None:
+    task = find_task(f"mnist1d:num_samples=100,final_seq_length={length}")
+    assert task.data() == "generated at first use, 5 seconds"
+    splits = task.load()
+    assert [part.x.shape for part in (splits.train, splits.val, splits.test)] == [
+        (64, length),
+        (16, length),
+        (20, length),
+    ]
+    assert task.build_host()(splits.val.x).shape == (16, task.classes)
+    assert task.data() == "generated, here"
+    assert torch.equal(task.load().train.x, splits.train.x)
+    assert len(list(data.iterdir())) == 1

@@ -1,0 +1,74 @@
+"""UCR series: read from the files that aeon carries, without importing it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.leyline import InputError
+from esper.tolaria import find_task
+from esper.tolaria.tasks import ucr
+
+
+def _series_file(num: int, channels: int = 1, length: int = 12, header: str = "@equalLength true") -> str:
+    lines = ["# a comment", "@problemName Some", header, "@classLabel true low high", "@data"]
+    for row in range(num):
+        values = ",".join(str(row % 2 + 0.1 * place) for place in range(length))
+        lines.append(":".join([values] * channels + [("low", "high")[row % 2]]))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def aeon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for the folder of an installed aeon."""
+    monkeypatch.setattr(ucr, "_folder", lambda: tmp_path)
+    monkeypatch.setattr("esper.tolaria.tasks.registry._RESOLVED", {})
+    return tmp_path
+
+
+def _write(folder: Path, name: str, train: str, test: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / f"{name}_TRAIN.ts").write_text(train)
+    (folder / name / f"{name}_TEST.ts").write_text(test)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_series_load_with_their_classes_and_official_test_split(channels: int, aeon: Path) -> None:
+    _write(aeon, "Some", _series_file(20, channels), _series_file(7, channels))
+    task = find_task("ucr:Some")
+    splits = task.splits()
+    shapes = [tuple(part.x.shape) for part in (splits.train, splits.val, splits.test)]
+    assert shapes == [(16, channels, 12), (4, channels, 12), (7, channels, 12)]
+    assert splits.test.y.tolist() == [0, 1, 0, 1, 0, 1, 0]
+    torch.testing.assert_close(splits.train.x.mean((0, 2)), torch.zeros(channels), atol=1e-5, rtol=0)
+    assert task.classes == 2
+    assert task.build_host()(splits.val.x).shape == (4, 2)
+    assert find_task("ucr:Some") is task
+
+
+def test_without_aeon_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucr, "_folder", lambda: None)
+    with pytest.raises(InputError, match=r"ucr:GunPoint.*pip install 'esper\[ucr\]'$"):
+        find_task("ucr:GunPoint")
+
+
+def test_unknown_sets_and_those_of_unequal_length_are_not_offered(aeon: Path) -> None:
+    _write(aeon, "Fine", _series_file(4), _series_file(4))
+    _write(aeon, "Ragged", _series_file(4, header="@equalLength false"), _series_file(4))
+    with pytest.raises(InputError, match=r"unknown UCR set 'Ragged'; choose one of: Fine$"):
+        find_task("ucr:Ragged")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (_series_file(4)[:-20], "could not convert|expected sequence|not in tuple"),
+        (_series_file(4).replace("0.1,", "?,", 1), "could not convert"),
+        (_series_file(4, channels=2), "2, 12.* with 1 channels announced"),
+        ("@data\n", "of shape"),
+    ],
+)
+def test_a_damaged_file_is_named(content: str, reason: str, aeon: Path) -> None:
+    _write(aeon, "Some", _series_file(20), content)
+    with pytest.raises(InputError, match=f"Some_TEST.ts cannot be used .*({reason})"):
+        find_task("ucr:Some").load()
