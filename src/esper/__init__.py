@@ -1,3 +1,18 @@
 """Esper grows neural networks while they train."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.api import make_env
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "make_env"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what people use at its first use, so that `esper --help` need not wait for torch."""
+    if name in __all__:
+        import esper.api
+
+        return getattr(esper.api, name)
+    raise AttributeError(f"module 'esper' has no attribute {name!r}")

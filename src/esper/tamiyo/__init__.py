@@ -3,7 +3,7 @@
 from esper.tamiyo.controller import Controller, wait
 from esper.tamiyo.heuristic import Heuristic, HeuristicSettings
 from esper.tamiyo.registry import controller_names, make_controller
-from esper.tamiyo.rollout import run_episode
+from esper.tamiyo.rollout import run_episode, run_episodes
 from esper.tamiyo.simple import Never, Planting, Random, Schedule
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "controller_names",
     "make_controller",
     "run_episode",
+    "run_episodes",
     "wait",
 ]

@@ -1,5 +1,6 @@
 """Tolaria: where hosts train. Tasks and data, episodes, counterfactual measurement, signals and the governor."""
 
+from esper.tolaria.environment import GrowthEnv, Step, episode_seed
 from esper.tolaria.episode import Episode
 from esper.tolaria.executors import Executor, LoopExecutor, Measurement, StackedExecutor, executor_names, measure
 from esper.tolaria.governor import Governor, GovernorSettings
@@ -16,6 +17,7 @@ __all__ = [
     "Executor",
     "Governor",
     "GovernorSettings",
+    "GrowthEnv",
     "Kept",
     "LoopExecutor",
     "Measurement",
@@ -27,8 +29,10 @@ __all__ = [
     "Split",
     "Splits",
     "StackedExecutor",
+    "Step",
     "Task",
     "TrackerSettings",
+    "episode_seed",
     "executor_names",
     "find_task",
     "measure",

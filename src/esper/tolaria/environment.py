@@ -1,0 +1,117 @@
+"""The growth environment: a population seen through an observation and paid by a reward, both given from above."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.kasmina import ActionMasks
+from esper.leyline import InputError
+from esper.tolaria.population import Population
+from esper.tolaria.situation import Outcome, Situation
+
+Observe = Callable[[Situation], Tensor]
+"""From what a controller may know to observations `[N, D]`."""
+
+
+class Payment(Protocol):
+    """What a reward function returns."""
+
+    @property
+    def components(self) -> Mapping[str, Tensor]:
+        """`[N]` each: the named terms."""
+
+    @property
+    def total(self) -> Tensor:
+        """`[N]`: their sum."""
+
+
+Reward = Callable[[Outcome], Payment]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What a step brought beside its reward."""
+
+    outcome: Outcome
+    payment: Payment
+
+
+class Step(NamedTuple):
+    """The answer to `GrowthEnv.step`.
+
+    | tensor | shape | meaning |
+    |---|---|---|
+    | observations | `[N, D]` | what to act on next |
+    | rewards | `[N]` | |
+    | terminated | `[N]` bool | the governor ended the episode |
+    | truncated | `[N]` bool | the episode reached its length |
+    | masks | op `[N, O]`, slot `[N, O, S]`, blueprint `[N, S, B]`, blend `[N, L]` | what is legal next |
+    """
+
+    observations: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    masks: ActionMasks
+    info: StepInfo
+
+
+def episode_seed(seed: int, host: int, episode: int) -> int:
+    """The seed of one episode of one host; it does not depend on how many hosts there are."""
+    return int(np.random.SeedSequence([seed, host, episode]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class GrowthEnv:
+    """N hosts that advance together. A host whose episode is over waits until it is reset."""
+
+    def __init__(self, population: Population, observe: Observe, reward: Reward, seed: int = 0) -> None:
+        if seed < 0:
+            raise InputError(f"seed must be 0 or more; got {seed}")
+        self.population = population
+        self.num_envs = population.num_hosts
+        self.seed = seed
+        self._observe = observe
+        self._reward = reward
+        self._episodes = torch.zeros(self.num_envs, dtype=torch.int64)
+
+    def reset(
+        self, seeds: Sequence[int] | None = None, *, hosts: Sequence[int] | None = None
+    ) -> tuple[Tensor, ActionMasks]:
+        """Begin new episodes, of all hosts or of `hosts`; returns observations and masks of all.
+
+        Episodes are numbered, and seeded from the environment's seed, the host and that number, unless `seeds`
+        says otherwise.
+        """
+        chosen = list(range(self.num_envs) if hosts is None else hosts)
+        if seeds is None:
+            seeds = [episode_seed(self.seed, host, int(self._episodes[host])) for host in chosen]
+        self.population.start(seeds, chosen)
+        self._episodes[chosen] += 1
+        situation = self.population.situation
+        return self._observe(situation), situation.masks
+
+    def step(self, actions: Tensor) -> Step:
+        """Take `actions [N, 4]`, one legal action per host; an illegal one raises and changes nothing."""
+        outcome = self.population.step(actions)
+        payment = self._reward(outcome)
+        return Step(
+            self._observe(outcome.after),
+            payment.total,
+            outcome.terminated,
+            outcome.truncated,
+            outcome.after.masks,
+            StepInfo(outcome, payment),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that going on needs, in the middle of an episode too."""
+        return {"population": self.population.state_dict(), "episodes": self._episodes.clone(), "seed": self.seed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, bit for bit."""
+        self.population.load_state_dict(state["population"])
+        self._episodes, self.seed = state["episodes"].clone(), state["seed"]
