@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import make_env
+    from esper.api import TrainingConfig, evaluate, make_env, train
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "make_env"]
+__all__ = ["TrainingConfig", "__version__", "evaluate", "make_env", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,15 +3,22 @@
 from esper.api.environment import make_env
 from esper.api.growth_bench import Candidate, Progress, Row, compare, run_from_scratch, run_widened, search_schedules
 from esper.api.statistics import Estimate
+from esper.api.training import Evaluation, evaluate, find_controller, train
+from esper.simic.training import TrainingConfig
 
 __all__ = [
     "Candidate",
     "Estimate",
+    "Evaluation",
     "Progress",
     "Row",
+    "TrainingConfig",
     "compare",
+    "evaluate",
+    "find_controller",
     "make_env",
     "run_from_scratch",
     "run_widened",
     "search_schedules",
+    "train",
 ]

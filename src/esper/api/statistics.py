@@ -28,6 +28,10 @@ class Estimate:
         low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
         return cls(float(data.mean()), float(low), float(high), tuple(float(value) for value in data))
 
+    def to_dict(self) -> dict[str, object]:
+        """As built-in types."""
+        return {"mean": self.mean, "low": self.low, "high": self.high, "per_seed": list(self.per_seed)}
+
     def show(self, scale: float = 100.0) -> str:
         """As text, in percent by default."""
         return f"{scale * self.mean:.1f} ({scale * self.low:.1f} to {scale * self.high:.1f})"

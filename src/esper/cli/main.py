@@ -11,7 +11,9 @@ from esper.cli.blueprints import Blueprints
 from esper.cli.data import Data
 from esper.cli.demo import Demo
 from esper.cli.doctor import Doctor
+from esper.cli.evaluate import Evaluate
 from esper.cli.tasks import Tasks
+from esper.cli.train import Train
 from esper.leyline import EsperError, InputError
 
 _DESCRIPTION = "Grow neural networks while they train."
@@ -23,7 +25,9 @@ Command = (
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Tasks, tyro.conf.subcommand("tasks")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
 )
 
 

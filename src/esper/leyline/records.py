@@ -74,6 +74,8 @@ class EventType(StrEnum):
     SEED_TRANSITION = "seed_transition"
     GOVERNOR_ROLLBACK = "governor_rollback"
     EPISODE_ENDED = "episode_ended"
+    RUN_STARTED = "run_started"
+    ROUND_COMPLETED = "round_completed"
     RANSOMWARE_SUSPECTED = "ransomware_suspected"
     """A seed matters much to a network that is worse than before it came: it made itself needed."""
     REWARD_HACKING_SUSPECTED = "reward_hacking_suspected"

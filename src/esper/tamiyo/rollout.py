@@ -36,9 +36,13 @@ def run_episodes(
     settings: EpisodeSettings | None = None,
     *,
     executor: str = "auto",
+    test: bool = True,
+    after_step: Callable[[], None] = lambda: None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[EpisodeResult]:
     """An episode for each seed, many side by side; `progress` is told how many are done.
+
+    The test split is read unless `test` is False. `after_step` is called after every step of a batch.
 
     With the executor `stacked` results agree with `run_episode` as far as float arithmetic lets training agree:
     networks that are trained for hundreds of steps differ in the last digits at first and visibly at the end.
@@ -51,6 +55,7 @@ def run_episodes(
         controller.reset(len(batch), batch[0])
         while not population.done:
             population.step(controller.decide(population.situation))
-        results += population.results()
+            after_step()
+        results += population.results(test=test)
         progress(len(results))
     return results

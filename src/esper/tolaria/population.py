@@ -209,12 +209,16 @@ class Population:
         self.ended = self.ended | hosts
         self._remember(hosts)
 
-    def results(self) -> list[EpisodeResult]:
-        """What the episodes ended with, test split included; all have to be over."""
+    def results(self, *, test: bool = True) -> list[EpisodeResult]:
+        """What the episodes ended with; all have to be over.
+
+        Without `test` that split is not read, and scores on it are NaN.
+        """
         if not self.done:
             raise InputError("results are known once every episode is over")
-        test = self.executor.measure(self.task.splits().test).score
-        rows = zip(self._final_score.tolist(), test.tolist(), self.table.added_params.tolist(), strict=True)
+        splits = self.task.splits()
+        held_out_score = self.executor.measure(splits.test).score if test else torch.full_like(self.price, torch.nan)
+        rows = zip(self._final_score.tolist(), held_out_score.tolist(), self.table.added_params.tolist(), strict=True)
         results = []
         for host, (val, held_out, added) in enumerate(rows):
             self._reporter.ended(host, val, held_out, added)

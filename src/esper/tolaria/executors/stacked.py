@@ -50,7 +50,8 @@ class StackedExecutor:
         self._dtype = dtype
         splits = task.splits()
         self._train_x, self._train_y = self._cast(splits.train.x), splits.train.y
-        host = task.build_host().to(dtype)
+        with torch.random.fork_rng(devices=[]):  # its weights are never used
+            host = task.build_host().to(dtype)
         self._parts = [Batched(host.get_submodule(part)) for part in host.parts]
         template = graft(host, at=host.slot_sites, example=self._cast(splits.val.x[:2]))
         self.sites, self.catalogue = template.sites, template.catalogue
@@ -239,7 +240,8 @@ class StackedExecutor:
 
     def network(self, host: int) -> GraftedModel:
         """A copy of one host's network as a module."""
-        module = self._task.build_host().to(self._dtype)
+        with torch.random.fork_rng(devices=[]):
+            module = self._task.build_host().to(self._dtype)
         model = graft(module, at=module.slot_sites, example=self._cast(self._task.splits().val.x[:2]))
         model.follow(self._table.select(slice(host, host + 1)))
         parts = [module.get_submodule(part) for part in module.parts]

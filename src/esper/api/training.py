@@ -1,0 +1,110 @@
+"""`train` and `evaluate`: what the command line calls, and what scripts call."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from esper.api.statistics import Estimate
+from esper.leyline import InputError, unknown_name
+from esper.nissa import Hub, JsonLinesSink
+from esper.simic.training import RoundReport, RunFolder, Trainer, TrainingConfig, TrainingSummary, load_controller
+from esper.tamiyo import Controller, controller_names, make_controller, run_episodes
+from esper.tolaria import EpisodeResult, EpisodeSettings, find_task
+
+
+def train(
+    config: TrainingConfig,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    watch: Callable[[RoundReport], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrainingSummary:
+    """Train a controller; with `out`, a run folder is written there, and `resume` goes on with the run in it.
+
+    `watch` is told about every round. When `should_stop` says so, between two steps, the run saves and raises
+    `InterruptedRunError`.
+    """
+    folder = None if out is None else RunFolder(Path(out))
+    if folder is None:
+        if resume:
+            raise InputError("resume needs the folder of the run to go on with")
+        return Trainer(config, watch=watch, should_stop=should_stop).run()
+    if not resume:
+        folder.create(config)
+    with Hub([JsonLinesSink(folder.events)]) as hub:
+        trainer = Trainer(config, folder, resume=resume, hub=hub, watch=watch, should_stop=should_stop)
+        summary = trainer.run()
+    folder.write_summary(
+        {
+            "rounds": summary.rounds,
+            "best_objective": summary.best_objective,
+            "baselines": summary.baselines,
+            "history": list(summary.history),
+        }
+    )
+    return summary
+
+
+def find_controller(name_or_path: str) -> Controller:
+    """A controller by its name, or the one in a run folder or checkpoint."""
+    if name_or_path in controller_names():
+        return make_controller(name_or_path)
+    path = Path(name_or_path)
+    if path.exists():
+        return load_controller(path)
+    raise unknown_name("controller", name_or_path, [*controller_names(), "a run folder", "a checkpoint file"])
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a controller did on one task, on the test split, seed by seed."""
+
+    controller: str
+    task: str
+    seeds: tuple[int, ...]
+    results: tuple[EpisodeResult, ...]
+
+    @property
+    def objective(self) -> Estimate:
+        """Objective on the test split."""
+        return Estimate.of([result.test_objective for result in self.results])
+
+    @property
+    def test_accuracy(self) -> Estimate:
+        """Quality on the test split."""
+        return Estimate.of([result.test_score for result in self.results])
+
+    @property
+    def parameters(self) -> Estimate:
+        """Parameters of the final networks."""
+        return Estimate.of([result.host_params + result.added_params for result in self.results])
+
+    def gain_over(self, other: "Evaluation") -> Estimate:
+        """Objective minus that of `other`, seed by seed."""
+        pairs = zip(self.results, other.results, strict=True)
+        return Estimate.of([mine.test_objective - theirs.test_objective for mine, theirs in pairs])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As built-in types."""
+        names = ("objective", "test_accuracy", "parameters")
+        numbers = {name: getattr(self, name).to_dict() for name in names}
+        return {"controller": self.controller, "task": self.task, "seeds": list(self.seeds), **numbers}
+
+
+def evaluate(
+    controller: str | Controller,
+    task: str,
+    seeds: Sequence[int],
+    *,
+    settings: EpisodeSettings | None = None,
+    executor: str = "auto",
+    progress: Callable[[int], None] = lambda _: None,
+) -> Evaluation:
+    """Run a controller over episodes with these seeds, deterministically, and read the test split."""
+    if not seeds:
+        raise InputError("episodes must be 1 or more")
+    chosen = find_controller(controller) if isinstance(controller, str) else controller
+    results = run_episodes(find_task(task), chosen, seeds, settings, executor=executor, progress=progress)
+    return Evaluation(chosen.name, task, tuple(seeds), tuple(results))

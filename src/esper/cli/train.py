@@ -1,0 +1,158 @@
+"""`esper train`: a controller learns from many growth episodes."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esper.cli.output import check_writable, write_json
+from esper.leyline import InputError
+
+if TYPE_CHECKING:
+    from esper.simic.training import RoundReport, TrainingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Train a controller; what is not given here comes from --config, or from the defaults of TrainingConfig."""
+
+    task: tuple[str, ...] = ()
+    """Tasks that every round mixes; see `esper tasks`."""
+    out: Path = Path("runs/train")
+    """Folder of the run: config, events, checkpoints, summary."""
+    config: Path | None = None
+    """JSON file with fields of TrainingConfig."""
+    set: tuple[str, ...] = ()
+    """Any field of TrainingConfig as name=value, as in --set lr=0.001 entropy_coef=0.01."""
+    rounds: int | None = None
+    """Rounds of whole episodes."""
+    envs: int | None = None
+    """Hosts of each task in a round."""
+    episode_length: int | None = None
+    """Steps in an episode."""
+    seed: int | None = None
+    """Seeds everything."""
+    device: str | None = None
+    """Where the controller lives."""
+    workers: int | None = None
+    """Processes that hosts are spread over."""
+    telemetry: str | None = None
+    """off, normal or debug."""
+    resume: bool = False
+    """Go on with the run in the folder."""
+    json: Path | None = None
+    """Write the summary to this file too."""
+
+    def run(self) -> bool:
+        """Train, with progress."""
+        import torch
+        from rich.console import Console
+
+        import esper
+        from esper.simic.training import InterruptedRunError, RunFolder
+
+        check_writable(self.json)
+        config = RunFolder(self.out).stored_config() if self.resume else self._config()
+        torch.set_num_threads(1)
+        console = Console(stderr=True)
+        console.print(f"{'Resuming' if self.resume else 'Training'} in {self.out}: {describe(config)}", highlight=False)
+        console.print("Measuring never and heuristic on the validation seeds ...", style="dim")
+        with _stop_flag() as stopped:
+            try:
+                summary = esper.train(
+                    config, self.out, resume=self.resume, watch=RoundPrinter(console), should_stop=stopped
+                )
+            except InterruptedRunError as stop:
+                console.print(f"{stop}; go on with: esper train --out {self.out} --resume", highlight=False)
+                raise KeyboardInterrupt from None
+        write_json(self.json, {"rounds": summary.rounds, "best_objective": summary.best_objective})
+        console.print(f"Best controller: {RunFolder(self.out).best}", highlight=False, soft_wrap=True)
+        console.print(f"Next: esper evaluate --controller {self.out}", highlight=False)
+        return True
+
+    def _config(self) -> "TrainingConfig":
+        from esper.simic.training import TrainingConfig
+
+        base = TrainingConfig.load(self.config) if self.config is not None else TrainingConfig()
+        names = ("rounds", "envs", "episode_length", "seed", "device", "workers", "telemetry")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.task:
+            given["tasks"] = self.task
+        changed = base.to_dict() | _parse(self.set) | given
+        return TrainingConfig.from_dict(changed)
+
+
+def _parse(assignments: tuple[str, ...]) -> dict[str, Any]:
+    """Values are JSON, or else text."""
+    import json
+
+    parsed: dict[str, Any] = {}
+    for text in assignments:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise InputError(f"--set takes name=value; got {text!r}")
+        try:
+            parsed[name] = json.loads(value)
+        except ValueError:
+            parsed[name] = value
+    return parsed
+
+
+def describe(config: "TrainingConfig") -> str:
+    """A run in one line."""
+    hosts = config.envs * len(config.tasks)
+    return f"{', '.join(config.tasks)}; {config.rounds} rounds of {hosts} episodes; seed {config.seed}"
+
+
+@contextmanager
+def _stop_flag() -> "Iterator[Any]":
+    """A flag that the first SIGINT or SIGTERM raises; a second one stops at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:  # noqa: ARG001
+        asked.append(number)
+        signal.signal(number, signal.default_int_handler)
+
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class RoundPrinter:
+    """One line per round: how good, what the policy does, how long it still takes."""
+
+    def __init__(self, console: Any) -> None:
+        self._console = console
+        self._seconds: list[float] = []
+
+    def __call__(self, report: "RoundReport") -> None:
+        """Print a round."""
+        self._seconds.append(report.seconds)
+        recent = self._seconds[-10:]
+        left = (report.rounds - report.round) * sum(recent) / len(recent)
+        scores = "  ".join(
+            f"{task} {100 * score:.1f} ({100 * (score - report.baselines['never'][task]):+.1f} on never, "
+            f"{100 * (score - report.baselines['heuristic'][task]):+.1f} on heuristic)"
+            for task, score in report.objective.items()
+        )
+        ops = report.outcome.ops
+        self._console.print(
+            f"round {report.round}/{report.rounds}  J {scores}\n"
+            f"    germinated {ops['GERMINATE']:.1f}  culled {ops['CULL']:.1f}  kept {report.outcome.kept:.1f}  "
+            f"+{report.outcome.added_params:,.0f} parameters  entropy {report.metrics['joint_entropy']:.2f}  "
+            f"explained variance {report.metrics['explained_variance']:.2f}  "
+            f"{report.seconds:.0f} s, {left / 60:.0f} min left",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if report.validation is not None:
+            shown = ", ".join(f"{task} {100 * score:.1f}" for task, score in report.validation.items())
+            never = ", ".join(f"{100 * report.baselines['never'][task]:.1f}" for task in report.validation)
+            rule = ", ".join(f"{100 * report.baselines['heuristic'][task]:.1f}" for task in report.validation)
+            line = f"    validation: {shown} (never {never}; heuristic {rule})"
+            self._console.print(line, style="bold", highlight=False)

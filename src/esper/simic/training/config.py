@@ -1,0 +1,317 @@
+"""`TrainingConfig`: everything that a training run depends on, checked when it is made."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+
+from esper.kasmina import UNLIMITED
+from esper.leyline import (
+    DEFAULT_CLIP_RATIO,
+    DEFAULT_ENTROPY_COEF_MIN,
+    DEFAULT_GAE_LAMBDA,
+    DEFAULT_VALUE_CLIP,
+    DEFAULT_VALUE_COEF,
+    ENTROPY_COLLAPSE,
+    KL_ANOMALY,
+    MAX_RATIO,
+    MIN_EXPLAINED_VARIANCE,
+    MIN_RATIO,
+    InputError,
+    unknown_name,
+)
+from esper.simic.rewards import RewardConfig, check_gammas
+from esper.tolaria import EpisodeSettings, TrackerSettings, executor_names, find_task
+
+GROWTH_GAMMA = 1.0
+"""An episode's end is the end of the problem, so nothing that comes later counts less."""
+TELEMETRY_LEVELS = ("off", "normal", "debug")
+
+
+@dataclass(slots=True)
+class TrainingConfig:
+    """What a run trains, on what, and how. Every field has a default that works."""
+
+    tasks: tuple[str, ...] = ("mnist1d", "mnist1d-shuffled")
+    """Tasks that every round mixes, the same number of hosts of each; see `esper tasks`."""
+    envs: int = 32
+    """Hosts of each task in a round."""
+    rounds: int = 60
+    """Rounds of whole episodes, each followed by an update."""
+    episode_length: int | None = None
+    """Steps (host epochs) in an episode; each task's own number if not given."""
+    seed: int = 0
+    """Seeds the controller's weights and decisions, and the episodes it learns from."""
+    executor: str = "auto"
+    """How hosts run: loop, stacked, or auto, which times both for a moment."""
+    workers: int = 1
+    """Processes that hosts are spread over."""
+    device: str = "auto"
+    """Where the controller lives; auto takes CUDA where there is one."""
+    telemetry: Literal["off", "normal", "debug"] = "normal"
+    """How much is recorded; what is learned does not depend on it."""
+
+    price: float | tuple[float, float] = (0.01, 0.1)
+    """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
+    budget: int = UNLIMITED
+    """The most parameters that all seeds of a host together may add."""
+    reward: RewardConfig = field(default_factory=lambda: RewardConfig(gamma=GROWTH_GAMMA, scale=10.0))
+    """What a step pays; its gamma must be the learner's."""
+
+    lstm_hidden_dim: int = 64
+    """Width of the controller's memory."""
+    lr: float = 1e-3
+    """Learning rate of the controller ..."""
+    lr_schedule: Literal["constant", "linear"] = "linear"
+    """... which falls to a tenth over the run if linear."""
+    gamma: float = GROWTH_GAMMA
+    """Discount."""
+    gae_lambda: float = DEFAULT_GAE_LAMBDA
+    """How far advantages trust rewards over values."""
+    clip_ratio: float = DEFAULT_CLIP_RATIO
+    """How far one update may move the probability of an action."""
+    target_kl: float | None = 0.05
+    """An update stops at 1.5 times this much change of the policy; none never stops it."""
+    epochs: int = 4
+    """Passes over a round; exact, because every episode is replayed from its start."""
+    num_minibatches: int = 4
+    """Groups of whole episodes per pass."""
+    entropy_coef: float = 0.02
+    """Weight of the entropy bonus at the start ..."""
+    entropy_coef_min: float = DEFAULT_ENTROPY_COEF_MIN / 5
+    """... and at the end of the decay."""
+    entropy_decay: float = 0.8
+    """Share of the run over which the entropy weight falls; 0 keeps it constant."""
+    adaptive_entropy_floor: bool = False
+    """Whether the least entropy weight rises where masks leave few choices."""
+    value_coef: float = DEFAULT_VALUE_COEF
+    """Weight of the value loss."""
+    value_clip: float = DEFAULT_VALUE_CLIP
+    """How far values may move in one update, in units of the return scale."""
+    max_grad_norm: float = 1.0
+    """Gradients of each part of the network are scaled down to this norm."""
+    weight_decay: float = 0.0
+    """Decay of the value head alone."""
+    wait_bias: float = 1.5
+    """Logit that WAIT starts with above the other ops: a host that is always meddled with learns little."""
+    horizon_is_terminal: bool = True
+    """Whether an episode's end is the end of the problem, worth nothing afterwards."""
+
+    stable_improvement: float = TrackerSettings().stable_improvement
+    """Relative fall of a host's validation loss below which an epoch counts as stable."""
+    stable_epochs: int = TrackerSettings().stable_epochs
+    """Stable epochs in a row after which a host counts as stable enough for seeds."""
+
+    validate_every: int = 10
+    """Rounds between validations of the deterministic policy; the best by them is kept. 0: only at the end."""
+    validation_episodes: int = 16
+    """Episodes of each task in a validation, always the same seeds."""
+    checkpoint_every: int = 1
+    """Rounds between checkpoints."""
+    keep_checkpoints: int = 3
+    """How many of the newest checkpoints stay, beside the best."""
+
+    anomaly_max_ratio_threshold: float = MAX_RATIO
+    """Probability ratios above this are an anomaly."""
+    anomaly_min_ratio_threshold: float = MIN_RATIO
+    """Probability ratios below this are an anomaly."""
+    anomaly_min_explained_variance: float = MIN_EXPLAINED_VARIANCE
+    """Explained variance below this is an anomaly."""
+    anomaly_entropy_limit: float = ENTROPY_COLLAPSE
+    """Normalised entropy of a head below this is an anomaly."""
+    anomaly_kl_limit: float = KL_ANOMALY
+    """A change of the policy above this is an anomaly."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        for name, low, high, low_in, high_in in _RANGES:
+            value = getattr(self, name)
+            if value is not None:
+                _validate_range(value, name, low, high, low_inclusive=low_in, high_inclusive=high_in)
+        self._check_names()
+        check_gammas(self.reward.gamma, self.gamma)
+        if self.num_minibatches > self.envs * len(self.tasks):
+            raise InputError(
+                f"num_minibatches must be at most the {self.envs * len(self.tasks)} episodes of a round; "
+                f"got {self.num_minibatches}"
+            )
+        self.episode_settings()
+
+    def _check_names(self) -> None:
+        if not self.tasks:
+            raise InputError("tasks must name at least one task; see `esper tasks`")
+        for task in self.tasks:
+            find_task(task)
+        if len(set(self.tasks)) < len(self.tasks):
+            raise InputError(f"tasks names a task twice: {', '.join(self.tasks)}")
+        choices = {"executor": executor_names(), "telemetry": TELEMETRY_LEVELS, "lr_schedule": ("constant", "linear")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise unknown_name(name, getattr(self, name), allowed)
+
+    def episode_settings(self) -> EpisodeSettings:
+        """How episodes run."""
+        tracker = TrackerSettings(**self.to_tracker_kwargs())
+        return EpisodeSettings(self.episode_length, self.price, self.budget, tracker=tracker)
+
+    def to_ppo_kwargs(self) -> dict[str, Any]:
+        """Arguments of `PPOAgent` that this config decides; the trainer adds what depends on the tasks."""
+        same = (
+            "lr", "gamma", "gae_lambda", "clip_ratio", "target_kl", "num_minibatches", "entropy_coef",
+            "entropy_coef_min", "adaptive_entropy_floor", "value_coef", "value_clip", "max_grad_norm",
+            "weight_decay", "lstm_hidden_dim", "device", "horizon_is_terminal",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in same} | {
+            "recurrent_n_epochs": self.epochs,
+            "use_entropy_decay": self.entropy_decay > 0,
+        }
+
+    def to_tracker_kwargs(self) -> dict[str, Any]:
+        """Arguments of `TrackerSettings`: when a host counts as stable enough for seeds."""
+        return {"stable_improvement": self.stable_improvement, "stable_epochs": self.stable_epochs}
+
+    def to_anomaly_kwargs(self) -> dict[str, float]:
+        """Limits of the anomaly detector."""
+        return {
+            "max_ratio_threshold": self.anomaly_max_ratio_threshold,
+            "min_ratio_threshold": self.anomaly_min_ratio_threshold,
+            "min_explained_variance": self.anomaly_min_explained_variance,
+            "entropy_limit": self.anomaly_entropy_limit,
+            "kl_limit": self.anomaly_kl_limit,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As built-in types."""
+        return {spec.name: _plain(getattr(self, spec.name)) for spec in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; unknown keys are refused."""
+        made: Self = _build(cls, data, "")
+        return made
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read from JSON."""
+        try:
+            data = json.loads(path.read_text())
+        except OSError as error:
+            raise InputError(f"config {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise InputError(f"config {path} is not JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise InputError(f"config {path} must hold a JSON object with the fields of TrainingConfig")
+        return cls.from_dict(data)
+
+
+_INFINITY = math.inf
+_RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
+    ("envs", 1, _INFINITY, True, False),
+    ("rounds", 1, _INFINITY, True, False),
+    ("episode_length", 1, _INFINITY, True, False),
+    ("seed", 0, 2**62, True, False),
+    ("workers", 1, _INFINITY, True, False),
+    ("budget", 0, _INFINITY, True, False),
+    ("lstm_hidden_dim", 1, _INFINITY, True, False),
+    ("lr", 0, _INFINITY, False, False),
+    ("gamma", 0, 1, False, True),
+    ("gae_lambda", 0, 1, True, True),
+    ("clip_ratio", 0, 1, False, True),
+    ("target_kl", 0, _INFINITY, False, False),
+    ("epochs", 1, 4, True, True),
+    ("num_minibatches", 1, _INFINITY, True, False),
+    ("entropy_coef", 0, _INFINITY, True, False),
+    ("entropy_coef_min", 0, _INFINITY, True, False),
+    ("entropy_decay", 0, 1, True, True),
+    ("value_coef", 0, _INFINITY, True, False),
+    ("value_clip", 0, _INFINITY, False, False),
+    ("max_grad_norm", 0, _INFINITY, False, False),
+    ("weight_decay", 0, _INFINITY, True, False),
+    ("wait_bias", -10, 10, True, True),
+    ("stable_improvement", 0, _INFINITY, True, False),
+    ("stable_epochs", 1, _INFINITY, True, False),
+    ("validate_every", 0, _INFINITY, True, False),
+    ("validation_episodes", 1, _INFINITY, True, False),
+    ("checkpoint_every", 1, _INFINITY, True, False),
+    ("keep_checkpoints", 1, _INFINITY, True, False),
+    ("anomaly_max_ratio_threshold", 1, _INFINITY, False, False),
+    ("anomaly_min_ratio_threshold", 0, 1, True, False),
+    ("anomaly_min_explained_variance", -_INFINITY, 1, False, True),
+    ("anomaly_entropy_limit", 0, 1, True, True),
+    ("anomaly_kl_limit", 0, _INFINITY, False, False),
+)
+"""Field, lowest and highest value, and whether each of them is itself allowed."""
+
+
+def _validate_range(
+    value: float, name: str, low: float, high: float, *, low_inclusive: bool = True, high_inclusive: bool = True
+) -> None:
+    """Refuse a value outside the interval, NaN and infinities included, naming the field and the interval."""
+    above = value >= low if low_inclusive else value > low
+    below = value <= high if high_inclusive else value < high
+    if not (math.isfinite(value) and above and below):
+        interval = f"{'[' if low_inclusive else '('}{low:g}, {high:g}{']' if high_inclusive else ')'}"
+        raise InputError(f"{name} must be in {interval}; got {value}")
+
+
+def _matches(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return True  # names are checked with their choices
+    if get_origin(hint) is tuple:
+        inner = [kind for kind in get_args(hint) if kind is not Ellipsis]
+        long_enough = Ellipsis in get_args(hint) or (isinstance(value, tuple) and len(value) == len(inner))
+        return isinstance(value, tuple) and long_enough and all(_matches(item, inner[0]) for item in value)
+    if get_args(hint):
+        return any(_matches(value, option) for option in get_args(hint))
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _check_types(config: TrainingConfig) -> None:
+    hints = get_type_hints(TrainingConfig)
+    for spec in fields(config):
+        if not _matches(getattr(config, spec.name), hints[spec.name]):
+            raise InputError(f"{spec.name} must be {_describe(hints[spec.name])}; got {getattr(config, spec.name)!r}")
+
+
+def _describe(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {spec.name: _plain(getattr(value, spec.name)) for spec in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _build(kind: Any, data: Mapping[str, Any], prefix: str) -> Any:
+    """A dataclass of `kind` from plain data; lists become tuples, nested dictionaries nested dataclasses."""
+    hints = get_type_hints(kind)
+    names = [spec.name for spec in fields(kind)]
+    for key in data:
+        if key not in names:
+            raise unknown_name("config field", prefix + key, names)
+    values = {}
+    for key, value in data.items():
+        options = get_args(hints[key]) or (hints[key],)
+        nested = next((option for option in options if dataclasses.is_dataclass(option)), None)
+        if nested is not None and isinstance(value, Mapping):
+            values[key] = _build(nested, value, f"{prefix}{key}.")
+        elif isinstance(hints[key], type) and issubclass(hints[key], Enum) and isinstance(value, str):
+            if value not in list(hints[key]):
+                raise unknown_name(prefix + key, value, list(hints[key]))
+            values[key] = hints[key](value)
+        else:
+            values[key] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)

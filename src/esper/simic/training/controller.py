@@ -1,0 +1,71 @@
+"""The learned controller: an agent with its normaliser, deciding like any other controller."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline import InputError
+from esper.simic.agent.checkpoint import load_checkpoint
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.types import Hidden
+from esper.simic.control import RunningMeanStd, observation_width, signals_to_features
+from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.world import masks_by_head
+from esper.tolaria import Situation
+
+
+class LearnedController:
+    """The deterministic policy of an agent."""
+
+    name = "learned"
+
+    def __init__(self, agent: PPOAgent, normalizer: RunningMeanStd) -> None:
+        self.agent = agent
+        self._normalizer = normalizer
+        self._hidden: Hidden = agent.initial_hidden(1)
+
+    def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
+        """Forget everything."""
+        self._hidden = self.agent.initial_hidden(num_hosts)
+
+    @torch.inference_mode()
+    def decide(self, situation: Situation) -> Tensor:
+        """The most probable legal action of each host."""
+        slots, expected = situation.table.shape[1], self.agent.slot_config.num_slots
+        if slots != expected:
+            raise InputError(f"this controller was trained for {expected} slots; the host has {slots}")
+        observations = self._normalizer.normalize(signals_to_features(situation)).to(self.agent.device)
+        masks = {name: mask.to(self.agent.device) for name, mask in masks_by_head(situation.masks).items()}
+        decision = self.agent.act(observations, masks, self._hidden, deterministic=True)
+        self._hidden = decision.hidden
+        return decision.actions.cpu().clone()
+
+
+def load_controller(path: Path, device: str = "cpu") -> LearnedController:
+    """The controller in a checkpoint, or the best one in a run folder."""
+    file = path
+    if path.is_dir():
+        folder = RunFolder(path)
+        found = folder.best if folder.best.exists() else folder.newest()
+        if found is None:
+            raise InputError(f"{path} holds no checkpoint; name a run folder of `esper train` or a checkpoint file")
+        file = found
+    agent, extra = load_checkpoint(file, device)
+    normalizer = extra.get("normalizer")
+    if normalizer is None:
+        raise InputError(f"{file} holds an agent without its normaliser, which is no controller")
+    return LearnedController(agent, restore_normalizer(normalizer, agent.state_dim))
+
+
+def restore_normalizer(state: dict[str, Any], width: int) -> RunningMeanStd:
+    """A normaliser of observations from its saved state."""
+    normalizer = RunningMeanStd((width,), device="cpu")
+    normalizer.load_state_dict(state)
+    return normalizer
+
+
+def fresh_normalizer(num_slots: int) -> RunningMeanStd:
+    """A normaliser that has seen nothing."""
+    return RunningMeanStd((observation_width(num_slots),), device="cpu")

@@ -1,0 +1,241 @@
+"""Training a controller: collect a round, learn from it, record, checkpoint, and again."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from esper.leyline import HEAD_NAMES, EsperError, EventType, InputError, Op, SlotConfig, TelemetryEvent
+from esper.nissa import Hub
+from esper.simic.agent.checkpoint import load_checkpoint
+from esper.simic.agent.network import last_layer
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.controller import LearnedController, fresh_normalizer, restore_normalizer
+from esper.simic.training.rounds import RoundOutcome, collect_round
+from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.world import GrowthWorld, make_world
+from esper.tamiyo import Controller, make_controller, run_episodes
+from esper.tolaria import find_task
+
+FIRST_VALIDATION_SEED = 1_000_000
+"""Validation episodes are seeded from here on, far from what people report on."""
+_LAST_LR_FACTOR = 0.1
+_BASELINES = ("never", "heuristic")
+_LOG = logging.getLogger(__name__)
+
+
+class InterruptedRunError(EsperError):
+    """The run was asked to stop, and has saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """One round in numbers, as people and logs get it."""
+
+    round: int
+    rounds: int
+    objective: Mapping[str, float]
+    """Per task: mean objective on validation of the episodes that were learned from."""
+    baselines: Mapping[str, Mapping[str, float]]
+    """Per baseline and task: the same on the validation seeds, measured at the start."""
+    validation: Mapping[str, float] | None
+    """Per task: the deterministic policy on the validation seeds, in rounds that measured it."""
+    outcome: RoundOutcome
+    metrics: PPOUpdateMetrics
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSummary:
+    """What a run came to."""
+
+    rounds: int
+    best_objective: float
+    """Mean over tasks on the validation seeds, deterministic."""
+    baselines: Mapping[str, Mapping[str, float]]
+    history: Sequence[Mapping[str, Any]]
+
+
+class Trainer:
+    """One run. `run` goes on to the last round; a run that was stopped is taken up by another trainer with `resume`."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        folder: RunFolder | None = None,
+        *,
+        resume: bool = False,
+        hub: Hub | None = None,
+        watch: Callable[[RoundReport], None] = lambda _: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config = config
+        self._folder = folder
+        self._hub = hub or Hub()
+        self._watch = watch
+        self._should_stop = should_stop
+        self.world: GrowthWorld = make_world(config)
+        self.round = 0
+        self.history: list[dict[str, Any]] = []
+        self.baselines: dict[str, dict[str, float]] = {}
+        self._best = float("-inf")
+        self._slots = len(find_task(config.tasks[0]).build_host().slot_sites)
+        if resume:
+            self._resume()
+        else:
+            torch.manual_seed(config.seed)
+            self.normalizer = fresh_normalizer(self._slots)
+            self.agent = self._make_agent()
+        self._rng = torch.get_rng_state()
+
+    def run(self) -> TrainingSummary:
+        """Train to the last round."""
+        try:
+            self._measure_baselines()
+            while self.round < self.config.rounds:
+                self._rng = torch.get_rng_state()
+                report = self._play_round()
+                self._record(report)
+                if self.round % self.config.checkpoint_every == 0 or self.round == self.config.rounds:
+                    self._checkpoint()
+        finally:
+            self.world.close()
+        return TrainingSummary(self.round, self._best, self.baselines, self.history)
+
+    def _play_round(self) -> RoundReport:
+        start = time.perf_counter()
+        self._set_learning_rate()
+        outcome = collect_round(self.agent, self.normalizer, self.world, self.round, self._check_interrupt)
+        metrics = self.agent.update(obs_normalizer=self.normalizer)
+        self.round += 1
+        for name in HEAD_NAMES:
+            entropies = metrics["head_entropies"].get(name) or [float("nan")]
+            _LOG.debug("round %d: entropy of %s %.3f", self.round, name, sum(entropies) / len(entropies))
+        return RoundReport(
+            self.round,
+            self.config.rounds,
+            {task: outcome.objective(task) for task in self.config.tasks},
+            self.baselines,
+            self._validate() if self._validation_due() else None,
+            outcome,
+            metrics,
+            time.perf_counter() - start,
+        )
+
+    def _validation_due(self) -> bool:
+        every = self.config.validate_every
+        return self.round == self.config.rounds or (every > 0 and self.round % every == 0)
+
+    def _validate(self) -> dict[str, float]:
+        """The deterministic policy on the validation seeds; the best is kept."""
+        scores = self._mean_objectives(LearnedController(self.agent, self.normalizer))
+        mean = sum(scores.values()) / len(scores)
+        if mean > self._best:
+            self._best = mean
+            if self._folder is not None:
+                self._folder.save_best(self.agent, self._extra())
+        return scores
+
+    def _measure_baselines(self) -> None:
+        if not self.baselines:
+            self.baselines = {name: self._mean_objectives(make_controller(name)) for name in _BASELINES}
+        self._emit(EventType.RUN_STARTED, {"config": self.config.to_dict(), "baselines": self.baselines})
+
+    def _mean_objectives(self, controller: Controller) -> dict[str, float]:
+        seeds = range(FIRST_VALIDATION_SEED, FIRST_VALIDATION_SEED + self.config.validation_episodes)
+        means = {}
+        for task in self.config.tasks:
+            results = run_episodes(
+                find_task(task),
+                controller,
+                seeds,
+                self.config.episode_settings(),
+                executor=self.config.executor,
+                test=False,
+                after_step=self._check_interrupt,
+            )
+            means[task] = sum(result.val_objective for result in results) / len(results)
+        return means
+
+    def _record(self, report: RoundReport) -> None:
+        entry = {
+            "round": report.round,
+            "objective": dict(report.objective),
+            "validation": report.validation,
+            "ops": dict(report.outcome.ops),
+            "kept": report.outcome.kept,
+            "added_params": report.outcome.added_params,
+            "components": dict(report.outcome.components),
+            "explained_variance": report.metrics["explained_variance"],
+            "entropy": report.metrics["joint_entropy"],
+            "approx_kl": report.metrics["approx_kl"],
+        }
+        self.history.append(entry)
+        self._emit(EventType.ROUND_COMPLETED, {**entry, "seconds": report.seconds})
+        self._watch(report)
+
+    def _checkpoint(self) -> None:
+        if self._folder is not None:
+            self._folder.save(self.round, self.agent, self._extra(), self.config.keep_checkpoints)
+
+    def _extra(self) -> dict[str, Any]:
+        return {
+            "normalizer": self.normalizer.state_dict(),
+            "round": self.round,
+            "rng": torch.get_rng_state(),
+            "best": self._best,
+            "baselines": self.baselines,
+            "history": self.history,
+        }
+
+    def _check_interrupt(self) -> None:
+        """Stop between two steps if asked to: the round under way is dropped and will be played again, the same."""
+        if self._should_stop():
+            if self._folder is not None:
+                self._folder.save(
+                    self.round, self.agent, {**self._extra(), "rng": self._rng}, self.config.keep_checkpoints
+                )
+            raise InterruptedRunError("stopped; everything up to the last whole round is saved")
+
+    def _resume(self) -> None:
+        newest = self._folder.newest() if self._folder is not None else None
+        if newest is None:
+            raise InputError(f"{self._folder.path if self._folder else 'this run'} holds no checkpoint to resume from")
+        self.agent, extra = load_checkpoint(newest, self.config.device)
+        have, wanted = self.agent.num_envs, self.world.num_envs
+        if have != wanted:
+            raise InputError(f"the checkpoint is of {have} hosts; the config asks for {wanted}")
+        self.normalizer = restore_normalizer(extra["normalizer"], self.agent.state_dim)
+        self.round, self._best = extra["round"], extra["best"]
+        self.baselines, self.history = extra["baselines"], extra["history"]
+        torch.set_rng_state(extra["rng"])
+
+    def _make_agent(self) -> PPOAgent:
+        config = self.config
+        length = max(config.episode_length or find_task(task).episode_length for task in config.tasks)
+        steps = config.entropy_decay * config.rounds * self.world.num_envs * length
+        agent = PPOAgent(
+            state_dim=self.normalizer.mean.numel(),
+            slot_config=SlotConfig.of_size(self._slots),
+            num_envs=self.world.num_envs,
+            max_steps=length,
+            total_steps_for_decay=max(1, int(steps)),
+            **config.to_ppo_kwargs(),
+        )
+        with torch.no_grad():
+            last_layer(agent._base_network.policy_head("op")).bias[Op.WAIT] += config.wait_bias
+        return agent
+
+    def _set_learning_rate(self) -> None:
+        progress = self.round / self.config.rounds if self.config.lr_schedule == "linear" else 0.0
+        for group in self.agent.optimizer.param_groups:
+            group["lr"] = self.config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress)
+
+    def _emit(self, event_type: EventType, payload: Mapping[str, object]) -> None:
+        if self.config.telemetry != "off":
+            self._hub.emit(TelemetryEvent(event_type, payload))

@@ -1,0 +1,249 @@
+"""The training loop: rounds of whole episodes, repeatable, resumed bit for bit, nothing lost."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import esper
+from esper.leyline import HEAD_NAMES, EsperError, InputError
+from esper.simic.training import (
+    InterruptedRunError,
+    LearnedController,
+    RunFolder,
+    Trainer,
+    TrainingConfig,
+    collect_round,
+    load_controller,
+)
+from esper.tamiyo import run_episode
+from esper.tolaria import find_task
+from tests.worlds import TINY, tiny_task
+
+
+def tiny_config(**overrides: Any) -> TrainingConfig:
+    settings: dict[str, Any] = {
+        "tasks": (TINY,),
+        "envs": 4,
+        "rounds": 4,
+        "episode_length": 8,
+        "executor": "loop",
+        "validation_episodes": 2,
+        "validate_every": 2,
+        "lstm_hidden_dim": 16,
+        "num_minibatches": 2,
+    }
+    return TrainingConfig(**(settings | overrides))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    out = tmp_path_factory.mktemp("runs") / "straight"
+    esper.train(tiny_config(), out)
+    return out
+
+
+def final_weights(folder: Path) -> list[torch.Tensor]:
+    newest = RunFolder(folder).newest()
+    assert newest is not None
+    return list(load_controller(newest).agent._base_network.state_dict().values())
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(final_weights(folder), final_weights(other), strict=True))
+    histories = [json.loads((path / "summary.json").read_text())["history"] for path in (folder, other)]
+    assert histories[0] == histories[1]
+
+
+def test_a_round_holds_whole_episodes_from_their_start() -> None:
+    trainer = Trainer(tiny_config())
+    mean = trainer.normalizer.mean.clone()
+    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
+    buffer = trainer.agent.buffer
+    assert buffer.step_counts.tolist() == [8] * 4
+    assert buffer.dones[:, -1].all()
+    assert not buffer.dones[:, :-1].any()
+    assert buffer.truncated[:, -1].all()
+    assert torch.equal(trainer.normalizer.mean, mean)  # frozen while it acts
+    assert not buffer.hidden_h[:, 0].any()
+    start = [float(x) for x in buffer.rewards.sum(1)]
+    ends = [result.val_objective for result in outcome.results[TINY]]
+    assert len(ends) == 4
+    assert sum(outcome.ops.values()) == pytest.approx(8.0)
+    assert outcome.returns.tolist() == pytest.approx(start, abs=1e-4)
+    metrics = trainer.agent.update(obs_normalizer=trainer.normalizer)
+    assert float(trainer.normalizer.count) == 32
+    assert metrics["optimizer_steps"] > 0
+
+
+def test_the_first_update_of_a_round_starts_at_the_policy_that_acted() -> None:
+    trainer = Trainer(tiny_config(epochs=1, num_minibatches=1))
+    for index in range(2):
+        collect_round(trainer.agent, trainer.normalizer, trainer.world, index)
+        metrics = trainer.agent.update(obs_normalizer=trainer.normalizer)
+        assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-5)
+        assert metrics["ratio_min"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_same_seed_gives_the_same_run(straight: Path, tmp_path: Path) -> None:
+    torch.randn(3)
+    esper.train(tiny_config(), tmp_path / "again")
+    assert_same_run(straight, tmp_path / "again")
+    esper.train(tiny_config(seed=1), tmp_path / "other")
+    assert not torch.equal(final_weights(straight)[0], final_weights(tmp_path / "other")[0])
+
+
+def test_telemetry_changes_nothing_but_what_is_recorded(straight: Path, tmp_path: Path) -> None:
+    esper.train(tiny_config(telemetry="off"), tmp_path / "off")
+    assert_same_run(straight, tmp_path / "off")
+    assert not (tmp_path / "off" / "events.jsonl").read_text()
+    kinds = [json.loads(line)["type"] for line in (straight / "events.jsonl").read_text().splitlines()]
+    assert kinds == ["run_started", *["round_completed"] * 4]
+
+
+@pytest.mark.parametrize("steps", [1, 13, 40, 55])
+def test_a_run_stopped_anywhere_resumes_bit_for_bit(straight: Path, tmp_path: Path, steps: int) -> None:
+    calls = iter(range(10_000))
+    with pytest.raises(InterruptedRunError):
+        esper.train(tiny_config(), tmp_path / "run", should_stop=lambda: next(calls) >= steps)
+    torch.randn(7)
+    esper.train(RunFolder(tmp_path / "run").stored_config(), tmp_path / "run", resume=True)
+    assert_same_run(straight, tmp_path / "run")
+
+
+def test_only_the_newest_checkpoints_and_the_best_stay(straight: Path) -> None:
+    names = sorted(path.name for path in (straight / "checkpoints").iterdir())
+    assert names == ["best.pt", "round-000002.pt", "round-000003.pt", "round-000004.pt"]
+
+
+def test_the_controller_of_a_run_decides_like_any_other(straight: Path) -> None:
+    controller = load_controller(straight)
+    assert isinstance(controller, LearnedController)
+    first, second = (run_episode(tiny_task(), controller, seed=3) for _ in range(2))
+    assert first == second
+
+
+def test_a_controller_refuses_hosts_with_another_number_of_slots(straight: Path) -> None:
+    small = tiny_task(host_settings={"inputs": 6, "widths": (4, 4), "classes": 3})
+    with pytest.raises(InputError, match="trained for 3 slots; the host has 2"):
+        run_episode(small, load_controller(straight), seed=0)
+
+
+def test_evaluation_reads_the_test_split_over_paired_seeds(straight: Path) -> None:
+    never = esper.evaluate("never", TINY, range(3), executor="loop")
+    learned = esper.evaluate(str(straight), TINY, range(3), executor="loop")
+    assert learned.gain_over(never).mean == pytest.approx(learned.objective.mean - never.objective.mean)
+    assert never.parameters.mean == never.results[0].host_params
+    with pytest.raises(InputError, match="unknown controller 'nobody'; choose one of: never, random"):
+        esper.evaluate("nobody", TINY, [0])
+
+
+def test_a_folder_with_a_run_is_not_overwritten(straight: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds a run already; go on with --resume"):
+        esper.train(tiny_config(), straight)
+    with pytest.raises(InputError, match="holds no run to resume"):
+        RunFolder(tmp_path).stored_config()
+    with pytest.raises(InputError, match="holds no checkpoint"):
+        load_controller(tmp_path)
+
+
+def test_a_failed_checkpoint_leaves_the_earlier_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    trainer = Trainer(tiny_config())
+    folder.create(tiny_config())
+    folder.save(1, trainer.agent, {"normalizer": trainer.normalizer.state_dict()}, keep=3)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EsperError, match=r"No space left on device.*earlier ones are untouched"):
+        folder.save(2, trainer.agent, {}, keep=1)
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["round-000001.pt"]
+    load_controller(folder.checkpoints / "round-000001.pt")
+
+
+def test_a_cut_checkpoint_gives_one_clear_error(straight: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.pt"
+    cut.write_bytes((straight / "checkpoints" / "best.pt").read_bytes()[:1000])
+    with pytest.raises(InputError, match="is not a readable checkpoint"):
+        load_controller(cut)
+
+
+def test_reward_and_learner_must_share_their_discount() -> None:
+    with pytest.raises(ValueError, match=r"0\.9"):
+        tiny_config(gamma=0.9)
+
+
+def test_mixed_tasks_need_the_same_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "esper.tolaria.tasks.registry._REGISTRY",
+        {TINY: find_task(TINY), "two": tiny_task(host_settings={"inputs": 6, "widths": (4, 4), "classes": 3})},
+    )
+    with pytest.raises(InputError, match="same number of slots"):
+        Trainer(tiny_config(tasks=(TINY, "two")))
+
+
+def test_entropies_of_all_heads_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="esper.simic.training.trainer"):
+        Trainer(tiny_config(rounds=1)).run()
+    for name in HEAD_NAMES:
+        assert sum(f"entropy of {name}" in message for message in caplog.messages) == 1
+
+
+_COMMAND = [sys.executable, "-c", "from esper.cli import main; main()", "train", "--out"]
+_SIZES = ["--task", "digits", "--rounds", "3", "--envs", "2", "--episode-length", "6"]
+_SETTINGS = ["--set", "validation_episodes=1", "num_minibatches=1", "executor=loop", "validate_every=0"]
+
+
+def command(out: Path, *, resume: bool = False) -> subprocess.Popen[bytes]:
+    options = ["--resume"] if resume else [*_SIZES, *_SETTINGS]
+    return subprocess.Popen([*_COMMAND, str(out), *options], stderr=subprocess.DEVNULL)
+
+
+def kill_and_resume(out: Path, kills: list[tuple[float, signal.Signals]]) -> None:
+    """Run, killing it after each delay; then let it finish."""
+    for delay, number in kills:
+        process = command(out, resume=(out / "config.json").exists())
+        try:
+            process.wait(delay)
+        except subprocess.TimeoutExpired:
+            process.send_signal(number)
+        code = process.wait(60)
+        assert code in (0, 2, 130, -signal.SIGKILL), code
+    if RunFolder(out).newest() is None:  # killed before anything was saved: begin anew
+        (out / "config.json").unlink(missing_ok=True)
+        assert command(out).wait(120) == 0
+    elif not (out / "summary.json").exists():
+        assert command(out, resume=True).wait(120) == 0
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    assert command(tmp_path / "straight").wait(120) == 0
+    dice = random.Random(0)
+    for trial in range(5):
+        out = tmp_path / f"killed-{trial}"
+        kills = [(dice.uniform(2.0, 7.0), dice.choice([signal.SIGKILL, signal.SIGINT])) for _ in range(4)]
+        kill_and_resume(out, kills)
+        assert_same_run(tmp_path / "straight", out)
+
+
+def test_an_interrupted_command_saves_and_exits_130(tmp_path: Path) -> None:
+    process = command(tmp_path / "run")
+    deadline = time.monotonic() + 60
+    while RunFolder(tmp_path / "run").newest() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) in (130, 0)
+    assert command(tmp_path / "run", resume=True).wait(120) == 0
+    assert (tmp_path / "run" / "summary.json").exists()
