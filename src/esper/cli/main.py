@@ -12,6 +12,7 @@ from esper.cli.data import Data
 from esper.cli.demo import Demo
 from esper.cli.doctor import Doctor
 from esper.cli.evaluate import Evaluate
+from esper.cli.grow import Grow
 from esper.cli.tasks import Tasks
 from esper.cli.train import Train
 from esper.leyline import EsperError, InputError
@@ -26,6 +27,7 @@ Command = (
     | Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Grow, tyro.conf.subcommand("grow")]
     | Annotated[Tasks, tyro.conf.subcommand("tasks")]
     | Annotated[Train, tyro.conf.subcommand("train")]
 )

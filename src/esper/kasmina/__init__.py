@@ -14,6 +14,7 @@ from esper.kasmina.lifecycle import (
     plant_fossils,
     stage_changes,
 )
+from esper.kasmina.plain import Residual, plain_network
 from esper.kasmina.sites import Family, SiteShape
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, restore_snapshot, take_snapshot
@@ -30,6 +31,7 @@ __all__ = [
     "Family",
     "GraftedModel",
     "Host",
+    "Residual",
     "Site",
     "SiteShape",
     "SlotTable",
@@ -48,6 +50,7 @@ __all__ = [
     "graft",
     "host",
     "host_names",
+    "plain_network",
     "plant_fossils",
     "restore_snapshot",
     "stage_changes",

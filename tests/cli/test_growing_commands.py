@@ -1,0 +1,109 @@
+"""`esper train`, `evaluate` and `grow`, as people type them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.cli import main
+from esper.tolaria import find_task
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    return int(stop.value.code or 0)
+
+
+def test_a_grown_network_loads_without_esper(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "grown.pt2"
+    numbers = tmp_path / "numbers.json"
+    assert (
+        run(
+            "grow",
+            "--task",
+            "digits",
+            "--controller",
+            "random",
+            "--seed",
+            "3",
+            "--out",
+            str(out),
+            "--json",
+            str(numbers),
+        )
+        == 0
+    )
+    history = json.loads(out.with_suffix(".json").read_text())
+    result = json.loads(numbers.read_text())
+    assert history["kept"] == result["kept"]
+    assert history["kept"]
+    assert history["events"][0]["type"] == "episode_started"
+    test = find_task("digits").splits().test
+    torch.save([test.x, test.y], tmp_path / "test.pt")
+    script = (
+        "import sys, torch; x, y = torch.load(sys.argv[2]); net = torch.export.load(sys.argv[1]).module(); "
+        "print((net(x).argmax(1) == y).float().mean().item(), 'esper' in sys.modules)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script, str(out), str(tmp_path / "test.pt")], capture_output=True, text=True, check=True
+    )
+    score, loaded = shown.stdout.split()
+    assert float(score) == pytest.approx(result["test_score"], abs=1e-5)
+    assert loaded == "False"
+
+
+def test_growth_obeys_its_budget(tmp_path: Path) -> None:
+    out = tmp_path / "small.pt2"
+    assert run("grow", "--task", "digits", "--controller", "random", "--budget-params", "40", "--out", str(out)) == 0
+    assert json.loads(out.with_suffix(".json").read_text())["added_params"] <= 40
+
+
+def test_training_and_evaluating_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, numbers = tmp_path / "run", tmp_path / "numbers.json"
+    sizes = ["--rounds", "1", "--envs", "2", "--episode-length", "4", "--seed", "1"]
+    settings = ["--set", "validation_episodes=1", "num_minibatches=1", "executor=loop"]
+    assert run("train", "--task", "digits", "--out", str(out), *sizes, *settings) == 0
+    assert "round 1/1" in capsys.readouterr().err
+    arguments = ["--controller", "never", str(out), "--task", "digits", "--episodes", "2", "--executor", "loop"]
+    assert run("evaluate", *arguments, "--json", str(numbers)) == 0
+    rows = json.loads(numbers.read_text())["evaluations"]
+    assert [row["controller"] for row in rows] == ["never", str(out)]
+    assert set(rows[0]["objective"]) == {"mean", "low", "high", "per_seed"}
+    assert len(rows[1]["gain_over_never"]["per_seed"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--set", "gamma=1.5"], "gamma must be in (0, 1]; got 1.5"),
+        (["train", "--set", "speed=9"], "unknown config field 'speed'"),
+        (["train", "--set", "gamma"], "--set takes name=value"),
+        (["train", "--task", "mnist9d"], "unknown task 'mnist9d'"),
+        (["train", "--envs", "0"], "envs must be in [1, inf)"),
+        (["train", "--resume"], "holds no run to resume"),
+        (["train", "--config", "nowhere.json"], "No such file"),
+        (["evaluate", "--controller", "nobody"], "unknown controller 'nobody'"),
+        (["evaluate", "--task", "mnist9d"], "unknown task 'mnist9d'"),
+        (["evaluate", "--episodes", "0"], "--episodes must be 1 or more"),
+        (["grow", "--budget-params", "-1"], "--budget-params must be 0 or more"),
+        (["grow", "--out", "grown.json"], "must not end in .json"),
+        (["grow", "--controller", "nobody"], "unknown controller 'nobody'"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
