@@ -68,37 +68,27 @@ def episode_seed(seed: int, host: int, episode: int) -> int:
 class GrowthEnv:
     """N hosts that advance together. A host whose episode is over waits until it is reset."""
 
-    def __init__(
-        self, population: Population, observe: Observe, reward: Reward, seed: int = 0, first_host: int = 0
-    ) -> None:
+    def __init__(self, population: Population, observe: Observe, reward: Reward, seed: int = 0) -> None:
         if seed < 0:
             raise InputError(f"seed must be 0 or more; got {seed}")
         self.population = population
         self.num_envs = population.num_hosts
         self.seed = seed
-        self.first_host = first_host
-        """Number of the first host where this environment is one of several: episodes are seeded by it."""
         self._observe = observe
         self._reward = reward
         self._episodes = torch.zeros(self.num_envs, dtype=torch.int64)
 
     def reset(
-        self,
-        seeds: Sequence[int] | None = None,
-        *,
-        hosts: Sequence[int] | None = None,
-        episode: int | None = None,
+        self, seeds: Sequence[int] | None = None, *, hosts: Sequence[int] | None = None
     ) -> tuple[Tensor, ActionMasks]:
         """Begin new episodes, of all hosts or of `hosts`; returns observations and masks of all.
 
         Episodes are numbered, and seeded from the environment's seed, the host and that number, unless `seeds`
-        says otherwise; `episode` sets the number to go on from.
+        says otherwise.
         """
         chosen = list(range(self.num_envs) if hosts is None else hosts)
-        if episode is not None:
-            self._episodes[chosen] = episode
         if seeds is None:
-            seeds = [episode_seed(self.seed, self.first_host + host, int(self._episodes[host])) for host in chosen]
+            seeds = [episode_seed(self.seed, host, int(self._episodes[host])) for host in chosen]
         self.population.start(seeds, chosen)
         self._episodes[chosen] += 1
         situation = self.population.situation

@@ -12,7 +12,7 @@ from esper.leyline import HEAD_NAMES, InputError
 from esper.simic.control import Masks, signals_to_features
 from esper.simic.rewards import RewardConfig, make_reward
 from esper.simic.training.config import TrainingConfig
-from esper.tolaria import EpisodeResult, EpisodeSettings, GrowthEnv, Population, find_task
+from esper.tolaria import EpisodeResult, EpisodeSettings, GrowthEnv, Population, episode_seed, find_task
 
 
 def masks_by_head(masks: ActionMasks) -> Masks:
@@ -68,7 +68,11 @@ class EnvSpec:
     def build(self) -> GrowthEnv:
         """The environment."""
         population = Population(find_task(self.task), self.envs, self.settings, executor=self.executor)
-        return GrowthEnv(population, signals_to_features, make_reward(self.reward), self.seed, self.first_host)
+        return GrowthEnv(population, signals_to_features, make_reward(self.reward), self.seed)
+
+    def seeds(self, round_index: int) -> list[int]:
+        """The seeds of its episodes in a round."""
+        return [episode_seed(self.seed, self.first_host + host, round_index) for host in range(self.envs)]
 
 
 def env_specs(config: TrainingConfig) -> list[EnvSpec]:
@@ -92,6 +96,7 @@ class LocalWorld:
 
     def __init__(self, specs: Sequence[EnvSpec]) -> None:
         self.tasks = tuple(spec.task for spec in specs)
+        self._specs = list(specs)
         self._envs = [spec.build() for spec in specs]
         slots = {env.population.table.shape[1] for env in self._envs}
         if len(slots) > 1:
@@ -101,7 +106,8 @@ class LocalWorld:
 
     def reset(self, round_index: int) -> tuple[Tensor, Masks]:
         """Begin the episodes of a round."""
-        parts = [env.reset(episode=round_index) for env in self._envs]
+        specs = zip(self._specs, self._envs, strict=True)
+        parts = [env.reset(spec.seeds(round_index)) for spec, env in specs]
         return torch.cat([obs for obs, _ in parts]), self._join([masks_by_head(masks) for _, masks in parts])
 
     def step(self, actions: Tensor) -> Transition:
