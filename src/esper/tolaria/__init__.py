@@ -1,6 +1,6 @@
 """Tolaria: where hosts train. Tasks and data, episodes, counterfactual measurement, signals and the governor."""
 
-from esper.tolaria.environment import GrowthEnv, Step, episode_seed
+from esper.tolaria.environment import Environment, GrowthEnv, Step, StepInfo, episode_seed
 from esper.tolaria.episode import Episode
 from esper.tolaria.executors import Executor, LoopExecutor, Measurement, StackedExecutor, executor_names, measure
 from esper.tolaria.governor import Governor, GovernorSettings
@@ -11,6 +11,7 @@ from esper.tolaria.situation import Outcome, Situation
 from esper.tolaria.tasks import OptimizerSettings, Split, Splits, Task, find_task, task, task_names
 
 __all__ = [
+    "Environment",
     "Episode",
     "EpisodeResult",
     "EpisodeSettings",
@@ -30,6 +31,7 @@ __all__ = [
     "Splits",
     "StackedExecutor",
     "Step",
+    "StepInfo",
     "Task",
     "TrackerSettings",
     "episode_seed",
