@@ -9,6 +9,7 @@ from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
 from esper.tolaria.signals import SignalTable, TrackerSettings, track
 from esper.tolaria.situation import Outcome, Situation
 from esper.tolaria.tasks import OptimizerSettings, Split, Splits, Task, find_task, task, task_names
+from esper.tolaria.workers import Shard, WorkerPool
 
 __all__ = [
     "Environment",
@@ -25,6 +26,7 @@ __all__ = [
     "OptimizerSettings",
     "Outcome",
     "Population",
+    "Shard",
     "SignalTable",
     "Situation",
     "Split",
@@ -34,6 +36,7 @@ __all__ = [
     "StepInfo",
     "Task",
     "TrackerSettings",
+    "WorkerPool",
     "episode_seed",
     "executor_names",
     "find_task",

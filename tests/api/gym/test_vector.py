@@ -9,7 +9,11 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 
 import esper
+from esper.api.environment import EnvRecipe
 from esper.leyline import Op
+from esper.tolaria import EpisodeSettings, WorkerPool
+from esper.tolaria.workers import Command
+from tests.tolaria.workers.local import Fates
 from tests.worlds import tiny_task
 
 WAIT = np.zeros((3, 4), dtype=np.int64)
@@ -80,3 +84,19 @@ def test_wrappers_of_gymnasium_read_its_infos() -> None:
     for _ in range(4):
         *_, info = counted.step(WAIT)
     assert info["episode"]["l"].tolist() == [4, 4, 4]
+
+
+def test_an_episode_that_was_lost_with_its_worker_is_truncated_without_a_result() -> None:
+    envs, fates = make(), Fates()
+    recipe = EnvRecipe(tiny_task(), EpisodeSettings(length=4), 0, "loop", None)
+    envs._env = WorkerPool(recipe, 3, 2, start=fates.start)
+    envs.reset(seed=0)
+    last, *_ = envs.step(WAIT)
+    fates.doom = Command.STEP
+    observations, rewards, terminated, truncated, info = envs.step(WAIT)
+    assert truncated.tolist() == info["dropped"].tolist() == info["_final_obs"].tolist() == [True, False, False]
+    assert not terminated.any()
+    assert not info["_final_info"].any()
+    assert np.array_equal(info["final_obs"][0], last[0])
+    assert not np.array_equal(observations[0], last[0])
+    assert rewards[0] == 0
