@@ -31,7 +31,7 @@ def main() -> None:
     """Train for `--steps` host epochs, then grow a few networks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="digits", help="see `esper tasks`")
-    parser.add_argument("--steps", type=int, default=2000, help="host epochs to train for")
+    parser.add_argument("--steps", type=int, default=2000, help="host epochs to train for; 2000 take two minutes")
     parser.add_argument("--episode-length", type=int, default=12, help="host epochs in an episode")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

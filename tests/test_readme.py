@@ -1,13 +1,34 @@
-"""The README's example runs as printed."""
+"""The README's examples run as printed."""
 
 import re
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
 
 
-def test_the_readme_example_does_what_its_comment_says() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names: dict[str, object] = {}
+def run(word: str) -> dict[str, Any]:
+    """The names that the one example with `word` in it leaves behind."""
+    (example,) = (block for block in BLOCKS if word in block)
+    names: dict[str, Any] = {}
     exec(example, names)
-    assert "+304 parameters" in example
-    assert int(names["grown"].table.added_params) == 304  # type: ignore[attr-defined]
+    return names
+
+
+def test_every_example_is_run_here() -> None:
+    assert all("graft(" in block or "gymnasium.make(" in block for block in BLOCKS)
+
+
+def test_the_growing_example_does_what_its_comment_says() -> None:
+    names = run("graft(")
+    assert "+304 parameters" in "".join(BLOCKS)
+    assert int(names["grown"].table.added_params) == 304
+
+
+def test_the_gymnasium_example_grows_a_network() -> None:
+    names = run("gymnasium.make(")
+    assert np.isfinite(names["info"]["action_mask"]).all()
+    assert names["truncated"] is True
+    assert names["observations"].shape[0] == names["envs"].num_envs == 4

@@ -111,3 +111,8 @@ def test_masked_random_actions_are_never_illegal() -> None:
         assert not info["illegal_action"]
         grown += int(info["masks"]["op"][Op.CULL])
     assert grown > 0
+
+
+def test_the_name_with_a_module_needs_no_import() -> None:
+    script = "import gymnasium; gymnasium.make('esper:esper/Growth-v0', task='digits', episode_length=1).reset(seed=0)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
