@@ -79,6 +79,8 @@ class Environment(Protocol):
     """N hosts to act on, wherever they run: what a `GrowthEnv` and a `WorkerPool` have in common."""
 
     num_envs: int
+    dropped_episodes: int
+    """Unfinished episodes that were lost with their workers."""
 
     @property
     def situation(self) -> Situation:
@@ -123,6 +125,7 @@ class GrowthEnv:
     ) -> None:
         self.population = population
         self.num_envs = population.num_hosts
+        self.dropped_episodes = 0
         self.seed = check_seed(seed)
         self.first_host = first_host
         self._observe = observe

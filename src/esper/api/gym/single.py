@@ -36,8 +36,10 @@ class GrowthGymEnv(gymnasium.Env[Observation, Action]):
 
     def __init__(self, task: str | Task = "mnist1d", *, flat_actions: bool = False, **options: Any) -> None:
         self._env = make_env(task, envs=1, **options)
-        num_slots = self._env.situation.table.shape[1]
+        situation = self._env.situation
+        num_slots = situation.table.shape[1]
         self._coding = ActionCoding(num_slots, flat=flat_actions)
+        self._masks = situation.masks
         self._seeded = False
         self.action_space = self._coding.space
         self.observation_space = observation_space(num_slots)  # type: ignore[assignment]  # a Box of any number
@@ -48,15 +50,16 @@ class GrowthGymEnv(gymnasium.Env[Observation, Action]):
         if seed is not None or not self._seeded:
             self._env.reseed(seed if seed is not None else int(self.np_random.integers(2**63)))
             self._seeded = True
-        observations, masks = self._env.reset()
-        return observations[0].numpy(), _only_row(mask_info(masks))
+        observations, self._masks = self._env.reset()
+        return observations[0].numpy(), _only_row(mask_info(self._masks))
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, Info]:
         """Train one epoch with `action`, or with WAIT where it is not legal."""
-        actions, illegal = self._coding.decode(np.asarray(action)[None], self._env.situation.masks)
+        actions, illegal = self._coding.decode(np.asarray(action)[None], self._masks)
         step = self._env.step(actions)
+        self._masks = step.masks
         ended = bool(step.info.outcome.ended[0])
-        info = _only_row(mask_info(step.masks) | (end_info(step.info.outcome) if ended else {}))
+        info = _only_row(mask_info(self._masks) | (end_info(step.info.outcome) if ended else {}))
         info["illegal_action"] = bool(illegal[0])
         return (
             step.observations[0].numpy(),
@@ -68,7 +71,7 @@ class GrowthGymEnv(gymnasium.Env[Observation, Action]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """The masks in the form that sb3-contrib's `MaskablePPO` asks for; exact with `flat_actions=True` only."""
-        mask: NDArray[np.bool_] = self._coding.learner_mask(self._env.situation.masks)[0]
+        mask: NDArray[np.bool_] = self._coding.learner_mask(self._masks)[0]
         return mask
 
     def close(self) -> None:

@@ -38,8 +38,11 @@ class GrowthVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self, num_envs: int = 1, task: str | Task = "mnist1d", *, flat_actions: bool = False, **options: Any
     ) -> None:
         self._env: Environment = make_env(task, envs=num_envs, **options)
-        num_slots = self._env.situation.table.shape[1]
+        situation = self._env.situation
+        num_slots = situation.table.shape[1]
         self._coding = ActionCoding(num_slots, flat=flat_actions)
+        self._masks = situation.masks
+        self._observations = self._env.observations
         self._seeded = False
         self.num_envs = num_envs
         self.single_action_space = self._coding.space
@@ -53,27 +56,27 @@ class GrowthVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         if seed is not None or not self._seeded:
             self._env.reseed(seed if seed is not None else int(self.np_random.integers(2**63)))
             self._seeded = True
-        observations, masks = self._env.reset()
-        return observations.numpy(), _marked(mask_info(masks), np.ones(self.num_envs, dtype=np.bool_))
+        self._observations, self._masks = self._env.reset()
+        info = _marked(mask_info(self._masks), np.ones(self.num_envs, dtype=np.bool_))
+        return self._observations.numpy().copy(), info
 
     def step(
         self, actions: Actions
     ) -> tuple[Observations, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
         """Train one epoch with `actions`, or with WAIT where one is not legal."""
-        before = self._env.observations
-        heads, illegal = self._coding.decode(actions, self._env.situation.masks)
+        before = self._observations
+        heads, illegal = self._coding.decode(actions, self._masks)
         step = self._env.step(heads)
         dropped, ended = step.info.dropped, step.info.outcome.ended
-        observations, masks = step.observations, step.masks
+        self._observations, self._masks = step.observations, step.masks
         if ended.any():
-            observations, masks = self._env.reset(hosts=ended.nonzero().flatten().tolist())
-        everywhere = np.ones(self.num_envs, dtype=np.bool_)
+            self._observations, self._masks = self._env.reset(hosts=ended.nonzero().flatten().tolist())
         happened = {"illegal_action": illegal.numpy(), "dropped": dropped.numpy()}
-        info = _marked(mask_info(masks) | happened, everywhere)
+        info = _marked(mask_info(self._masks) | happened, np.ones(self.num_envs, dtype=np.bool_))
         if (ended | dropped).any():
             info |= self._final_info(step, ended, torch.where(dropped[:, None], before, step.observations))
         return (
-            observations.numpy(),
+            self._observations.numpy().copy(),
             step.rewards.where(~dropped, 0.0).numpy(),
             step.terminated.numpy(),
             (step.truncated | dropped).numpy(),
@@ -87,7 +90,7 @@ class GrowthVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """The masks of all hosts in the form that sb3-contrib asks for; exact with `flat_actions=True` only."""
-        return self._coding.learner_mask(self._env.situation.masks)
+        return self._coding.learner_mask(self._masks)
 
     def close_extras(self) -> None:
         """Give back what the hosts take."""

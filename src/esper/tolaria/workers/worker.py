@@ -5,12 +5,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from esper.leyline import EsperError, TelemetryEvent, WorkerError
 from esper.nissa import Hub, MemorySink
-from esper.tolaria.environment import GrowthEnv, Step
-from esper.tolaria.records import EpisodeResult
+from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.workers.messages import Command, Reply, Request, Shard, View, from_bytes
 
 EnvFactory = Callable[[Shard, Hub], GrowthEnv]
@@ -42,11 +39,11 @@ class ShardWorker:
                 self._hosts.reset(seeds, hosts=hosts)
                 return self._view()
             case Command.STEP, (actions,):
-                return self._step(actions)
+                return self._hosts.step(actions)
             case Command.IDLE, (actions,):
                 return self._hosts.idle(actions)
             case Command.RESULTS, ():
-                return self._results()
+                return self._hosts.results()
             case Command.STATE_DICT, ():
                 return self._hosts.state_dict()
             case Command.LOAD_STATE_DICT, (state,):
@@ -69,12 +66,6 @@ class ShardWorker:
 
     def _view(self) -> View:
         return View(self._hosts.observations, self._hosts.situation)
-
-    def _step(self, actions: Tensor) -> Step:
-        return self._hosts.step(actions)
-
-    def _results(self) -> list[EpisodeResult]:
-        return self._hosts.results()
 
     def _take_events(self) -> tuple[TelemetryEvent, ...]:
         events = tuple(self._told.events)
