@@ -2,11 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
+
 if TYPE_CHECKING:
     from esper.api import TrainingConfig, evaluate, make_env, train
 
 __version__ = "0.1.0"
 __all__ = ["TrainingConfig", "__version__", "evaluate", "make_env", "train"]
+
+# Names, not classes: torch is imported when an environment is made.
+gymnasium.register(
+    "esper/Growth-v0",
+    entry_point="esper.api.gym:GrowthGymEnv",
+    vector_entry_point="esper.api.gym:GrowthVectorEnv",
+)
 
 
 def __getattr__(name: str) -> Any:

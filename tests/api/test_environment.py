@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 import esper
+from esper.api.environment import EnvRecipe
 from esper.leyline import IllegalActionError, InputError, Op
+from esper.nissa import Hub
 from esper.simic.control import observation_width
 from esper.tamiyo import Random
-from esper.tolaria import GrowthEnv
+from esper.tolaria import EpisodeSettings, GrowthEnv, Shard
 from tests.worlds import host_task, tiny_task
 
 
@@ -103,5 +105,20 @@ def test_bad_arguments_name_the_field() -> None:
         esper.make_env(tiny_task(), seed=-1)
     with pytest.raises(InputError, match="episode length"):
         esper.make_env(tiny_task(), episode_length=0)
+    with pytest.raises(InputError, match="workers must be 0 or more"):
+        esper.make_env(tiny_task(), workers=-1)
+    with pytest.raises(InputError, match="'own' cannot be sent to workers"):
+        esper.make_env(tiny_task(name="own", load=lambda: tiny_task().splits()), workers=2)
     with pytest.raises(AttributeError, match="no attribute"):
         _ = esper.make_envs
+
+
+def test_hosts_are_counted_from_the_first_of_their_part() -> None:
+    whole = esper.make_env(tiny_task(), envs=3, seed=5, executor="loop")
+    recipe = EnvRecipe(tiny_task(), EpisodeSettings(), 5, "loop", None)
+    part = recipe(Shard(1, 2), Hub())
+    assert torch.equal(whole.reset()[0][1:], part.reset()[0])
+
+
+def test_one_worker_is_this_process() -> None:
+    assert isinstance(esper.make_env(tiny_task(), envs=2, workers=1), GrowthEnv)

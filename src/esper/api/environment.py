@@ -1,11 +1,74 @@
 """`make_env`: the growth environment with Esper's observation and reward."""
 
+import pickle
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import overload
+
 from esper.kasmina import UNLIMITED
-from esper.leyline import DEFAULT_PRICE
+from esper.leyline import DEFAULT_PRICE, InputError
 from esper.nissa import Hub
 from esper.simic.control import signals_to_features
 from esper.simic.rewards import RewardConfig, make_reward
-from esper.tolaria import EpisodeSettings, GrowthEnv, Population, Task, find_task
+from esper.tolaria import (
+    Environment,
+    EpisodeSettings,
+    GrowthEnv,
+    Population,
+    Shard,
+    Task,
+    WorkerPool,
+    find_task,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRecipe:
+    """Everything that making hosts needs, in a form that can be sent to workers."""
+
+    task: str | Task
+    settings: EpisodeSettings
+    seed: int
+    executor: str
+    reward: RewardConfig | None
+
+    def __call__(self, shard: Shard, hub: Hub) -> GrowthEnv:
+        """The hosts of `shard`."""
+        task = find_task(self.task) if isinstance(self.task, str) else self.task
+        population = Population(task, shard.num_hosts, self.settings, executor=self.executor, hub=hub)
+        reward = make_reward(self.reward)
+        return GrowthEnv(population, signals_to_features, reward, self.seed, first_host=shard.first_host)
+
+
+@overload
+def make_env(
+    task: str | Task,
+    envs: int = 8,
+    episode_length: int | None = None,
+    seed: int = 0,
+    executor: str = "auto",
+    *,
+    price: float | tuple[float, float] = DEFAULT_PRICE,
+    budget: int = UNLIMITED,
+    reward: RewardConfig | None = None,
+    hub: Hub | None = None,
+) -> GrowthEnv: ...
+
+
+@overload
+def make_env(
+    task: str | Task,
+    envs: int = 8,
+    episode_length: int | None = None,
+    seed: int = 0,
+    executor: str = "auto",
+    *,
+    price: float | tuple[float, float] = DEFAULT_PRICE,
+    budget: int = UNLIMITED,
+    reward: RewardConfig | None = None,
+    hub: Hub | None = None,
+    workers: int,
+) -> Environment: ...
 
 
 def make_env(
@@ -19,7 +82,8 @@ def make_env(
     budget: int = UNLIMITED,
     reward: RewardConfig | None = None,
     hub: Hub | None = None,
-) -> GrowthEnv:
+    workers: int = 0,
+) -> Environment:
     """N hosts of a task that grow side by side, one epoch per step.
 
     | argument | meaning |
@@ -27,13 +91,37 @@ def make_env(
     | task | a name (see `esper tasks`) or a task of one's own |
     | envs | how many hosts |
     | episode_length | steps in an episode; the task's own number if not given |
-    | seed | the same seed gives the same episodes, whatever `envs` is |
+    | seed | the same seed gives the same episodes, whatever `envs` and `workers` are |
     | executor | "loop", "stacked", or "auto", which times both for a moment |
     | price | what adding as many parameters as the host has costs; of a range, each episode draws |
     | budget | the most parameters that all seeds of a host together may add |
     | reward | the family of rewards and its numbers; the change of the objective by default |
+    | workers | processes that share the hosts, to be ended with `close`; 0 or 1: everything runs in this process |
     """
+    if workers < 0:
+        raise InputError(f"workers must be 0 or more; got {workers}")
     chosen = find_task(task) if isinstance(task, str) else task
-    settings = EpisodeSettings(length=episode_length, price=price, budget=budget)
-    population = Population(chosen, envs, settings, executor=executor, hub=hub)
-    return GrowthEnv(population, signals_to_features, make_reward(reward), seed)
+    recipe = EnvRecipe(
+        chosen if workers <= 1 else _sendable(chosen),
+        EpisodeSettings(length=episode_length, price=price, budget=budget),
+        seed,
+        executor,
+        reward,
+    )
+    if workers <= 1:
+        return recipe(Shard(0, envs), hub or Hub())
+    return WorkerPool(recipe, envs, workers, seed, hub=hub)
+
+
+def _sendable(task: Task) -> Task | str:
+    """What tells another process the task: itself, or else its name, if that is known everywhere."""
+    try:
+        pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        with suppress(InputError):
+            if find_task(task.name) is task:
+                return task.name
+        raise InputError(
+            f"the task {task.name!r} cannot be sent to workers: {error}. Its functions must be defined in a module"
+        ) from error
+    return task

@@ -136,9 +136,8 @@ class RoundPrinter:
         recent = self._seconds[-10:]
         left = (report.rounds - report.round) * sum(recent) / len(recent)
         scores = "  ".join(
-            f"{task} {100 * score:.1f} ({100 * (score - report.baselines['never'][task]):+.1f} on never, "
-            f"{100 * (score - report.baselines['heuristic'][task]):+.1f} on heuristic)"
-            for task, score in report.objective.items()
+            f"{task} {100 * score:.1f} ({100 * report.outcome.gain[task]:+.1f} on its twins left alone)"
+            for task, score in report.outcome.objective.items()
         )
         ops = report.outcome.ops
         self._console.print(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blending import blend_alpha
-from esper.kasmina.legality import Catalogue, action_masks
+from esper.kasmina.legality import ActionMasks, Catalogue, action_masks
 from esper.kasmina.table import SlotTable
 from esper.leyline import (
     BLENDING_EPOCHS,
@@ -74,6 +74,18 @@ def move(table: SlotTable, where: Tensor, new: Stage) -> None:
     table.epochs_in_stage[where] = 0
 
 
+def check_actions(table: SlotTable, actions: Tensor, masks: ActionMasks) -> None:
+    """Raise unless `actions [N, 4]` are of the right kind and legal by the `masks` of `table`."""
+    if actions.shape != (table.shape[0], len(HEAD_NAMES)) or actions.dtype != torch.int64:
+        raise InputError(
+            f"actions must be int64 of shape {[table.shape[0], len(HEAD_NAMES)]}; "
+            f"got {actions.dtype} of shape {list(actions.shape)}"
+        )
+    allowed = masks.allow(actions)
+    if not allowed.all():
+        raise IllegalActionError(_explain(table, actions, int((~allowed).nonzero()[0])))
+
+
 def act(
     table: SlotTable, actions: Tensor, catalogue: Catalogue, budget: Tensor, score: Tensor
 ) -> tuple[SlotTable, Transitions]:
@@ -82,14 +94,7 @@ def act(
     `budget [N]` is the most parameters that a host's seeds may add together; `score [N]`, the latest
     validation score, is kept with new seeds.
     """
-    if actions.shape != (table.shape[0], len(HEAD_NAMES)) or actions.dtype != torch.int64:
-        raise InputError(
-            f"actions must be int64 of shape {[table.shape[0], len(HEAD_NAMES)]}; "
-            f"got {actions.dtype} of shape {list(actions.shape)}"
-        )
-    allowed = action_masks(table, catalogue, budget).allow(actions)
-    if not allowed.all():
-        raise IllegalActionError(_explain(table, actions, int((~allowed).nonzero()[0])))
+    check_actions(table, actions, action_masks(table, catalogue, budget))
     new = table.clone()
     slot, blueprint, blend, op = actions.unbind(1)
     chosen = torch.nn.functional.one_hot(slot, table.shape[1]).bool()

@@ -32,6 +32,7 @@ from esper.leyline.errors import (
     IllegalActionError,
     InputError,
     InvalidStateMachineError,
+    WorkerError,
     unknown_name,
 )
 from esper.leyline.objective import DEFAULT_PRICE, POINTS, PRICE_RANGE, objective, rent
@@ -125,6 +126,7 @@ __all__ = [
     "Stage",
     "TelemetryEvent",
     "TrainingSignals",
+    "WorkerError",
     "objective",
     "rent",
     "sort_slot_ids",

@@ -19,6 +19,10 @@ class InvalidStateMachineError(EsperError, RuntimeError):
     """A mask leaves no valid action, so the state machine that made it is broken."""
 
 
+class WorkerError(EsperError, RuntimeError):
+    """A worker is lost and could not be replaced, or what was lost with it cannot be made again."""
+
+
 def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> InputError:
     """The one sentence for a name that does not exist: what was given and what may be given."""
     return InputError(f"unknown {kind} {given!r}; choose one of: {', '.join(allowed)}")

@@ -1,6 +1,6 @@
 """Tolaria: where hosts train. Tasks and data, episodes, counterfactual measurement, signals and the governor."""
 
-from esper.tolaria.environment import GrowthEnv, Step, episode_seed
+from esper.tolaria.environment import Environment, GrowthEnv, Step, StepInfo, episode_seed
 from esper.tolaria.episode import Episode
 from esper.tolaria.executors import Executor, LoopExecutor, Measurement, StackedExecutor, executor_names, measure
 from esper.tolaria.governor import Governor, GovernorSettings
@@ -9,8 +9,10 @@ from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
 from esper.tolaria.signals import SignalTable, TrackerSettings, track
 from esper.tolaria.situation import Outcome, Situation
 from esper.tolaria.tasks import OptimizerSettings, Split, Splits, Task, find_task, task, task_names
+from esper.tolaria.workers import Shard, WorkerPool
 
 __all__ = [
+    "Environment",
     "Episode",
     "EpisodeResult",
     "EpisodeSettings",
@@ -24,14 +26,17 @@ __all__ = [
     "OptimizerSettings",
     "Outcome",
     "Population",
+    "Shard",
     "SignalTable",
     "Situation",
     "Split",
     "Splits",
     "StackedExecutor",
     "Step",
+    "StepInfo",
     "Task",
     "TrackerSettings",
+    "WorkerPool",
     "episode_seed",
     "executor_names",
     "find_task",

@@ -11,6 +11,7 @@ from torch import Tensor
 from esper.kasmina import ActionMasks
 from esper.leyline import InputError
 from esper.tolaria.population import Population
+from esper.tolaria.records import EpisodeResult
 from esper.tolaria.situation import Outcome, Situation
 
 Observe = Callable[[Situation], Tensor]
@@ -38,6 +39,8 @@ class StepInfo:
 
     outcome: Outcome
     payment: Payment
+    dropped: Tensor
+    """`[N]` bool: the worker of this host was lost and with it the episode; what is observed begins another one."""
 
 
 class Step(NamedTuple):
@@ -65,18 +68,84 @@ def episode_seed(seed: int, host: int, episode: int) -> int:
     return int(np.random.SeedSequence([seed, host, episode]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-class GrowthEnv:
-    """N hosts that advance together. A host whose episode is over waits until it is reset."""
+def check_seed(seed: int) -> int:
+    """`seed`, if episodes can be numbered from it."""
+    if seed < 0:
+        raise InputError(f"seed must be 0 or more; got {seed}")
+    return seed
 
-    def __init__(self, population: Population, observe: Observe, reward: Reward, seed: int = 0) -> None:
-        if seed < 0:
-            raise InputError(f"seed must be 0 or more; got {seed}")
+
+class Environment(Protocol):
+    """N hosts to act on, wherever they run: what a `GrowthEnv` and a `WorkerPool` have in common."""
+
+    num_envs: int
+    dropped_episodes: int
+    """Unfinished episodes that were lost with their workers."""
+
+    @property
+    def situation(self) -> Situation:
+        """What is known of the hosts now."""
+
+    @property
+    def observations(self) -> Tensor:
+        """`[N, D]`: the same as a learned controller sees it."""
+
+    def reseed(self, seed: int) -> None:
+        """Number the episodes that begin from now on from `seed`, starting with the first."""
+
+    def reset(
+        self, seeds: Sequence[int] | None = None, *, hosts: Sequence[int] | None = None
+    ) -> tuple[Tensor, ActionMasks]:
+        """Begin new episodes, of all hosts or of `hosts`; returns observations and masks of all."""
+
+    def step(self, actions: Tensor) -> Step:
+        """Take `actions [N, 4]`, one legal action per host; an illegal one raises and changes nothing."""
+
+    def results(self) -> list[EpisodeResult]:
+        """What the episodes ended with, test split included; all have to be over."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that going on needs, in the middle of an episode too."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, bit for bit."""
+
+    def close(self) -> None:
+        """Give back what running hosts takes."""
+
+
+class GrowthEnv:
+    """N hosts that advance together. A host whose episode is over waits until it is reset.
+
+    Hosts are counted from `first_host`, so that a part of a larger environment has the episodes that are its own there.
+    """
+
+    def __init__(
+        self, population: Population, observe: Observe, reward: Reward, seed: int = 0, *, first_host: int = 0
+    ) -> None:
         self.population = population
         self.num_envs = population.num_hosts
-        self.seed = seed
+        self.dropped_episodes = 0
+        self.seed = check_seed(seed)
+        self.first_host = first_host
         self._observe = observe
         self._reward = reward
         self._episodes = torch.zeros(self.num_envs, dtype=torch.int64)
+
+    @property
+    def situation(self) -> Situation:
+        """What is known of the hosts now."""
+        return self.population.situation
+
+    @property
+    def observations(self) -> Tensor:
+        """`[N, D]`: the same as a learned controller sees it."""
+        return self._observe(self.situation)
+
+    def reseed(self, seed: int) -> None:
+        """Number the episodes that begin from now on from `seed`, starting with the first."""
+        self.seed = check_seed(seed)
+        self._episodes.zero_()
 
     def reset(
         self, seeds: Sequence[int] | None = None, *, hosts: Sequence[int] | None = None
@@ -88,7 +157,7 @@ class GrowthEnv:
         """
         chosen = list(range(self.num_envs) if hosts is None else hosts)
         if seeds is None:
-            seeds = [episode_seed(self.seed, host, int(self._episodes[host])) for host in chosen]
+            seeds = [episode_seed(self.seed, self.first_host + host, int(self._episodes[host])) for host in chosen]
         self.population.start(seeds, chosen)
         self._episodes[chosen] += 1
         situation = self.population.situation
@@ -96,7 +165,16 @@ class GrowthEnv:
 
     def step(self, actions: Tensor) -> Step:
         """Take `actions [N, 4]`, one legal action per host; an illegal one raises and changes nothing."""
-        outcome = self.population.step(actions)
+        return self._paid(self.population.step(actions))
+
+    def idle(self, actions: Tensor) -> Step:
+        """The answer of hosts that all wait, or that have only just begun: nothing happened."""
+        situation = self.situation
+        no = torch.zeros(self.num_envs, dtype=torch.bool)
+        unknown = torch.full((self.num_envs,), torch.nan)
+        return self._paid(Outcome(situation, actions, situation, no, no, no, unknown, situation.table.added_params))
+
+    def _paid(self, outcome: Outcome) -> Step:
         payment = self._reward(outcome)
         return Step(
             self._observe(outcome.after),
@@ -104,8 +182,15 @@ class GrowthEnv:
             outcome.terminated,
             outcome.truncated,
             outcome.after.masks,
-            StepInfo(outcome, payment),
+            StepInfo(outcome, payment, torch.zeros(self.num_envs, dtype=torch.bool)),
         )
+
+    def results(self) -> list[EpisodeResult]:
+        """What the episodes ended with, test split included; all have to be over."""
+        return self.population.results()
+
+    def close(self) -> None:
+        """Nothing to give back: these hosts run in this process."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that going on needs, in the middle of an episode too."""

@@ -75,11 +75,8 @@ def test_a_round_holds_whole_episodes_from_their_start() -> None:
     assert buffer.truncated[:, -1].all()
     assert torch.equal(trainer.normalizer.mean, mean)  # frozen while it acts
     assert not buffer.hidden_h[:, 0].any()
-    start = [float(x) for x in buffer.rewards.sum(1)]
-    ends = [result.val_objective for result in outcome.results[TINY]]
-    assert len(ends) == 4
+    assert outcome.returns.tolist() == pytest.approx(buffer.rewards.sum(1).tolist(), abs=1e-4)
     assert sum(outcome.ops.values()) == pytest.approx(8.0)
-    assert outcome.returns.tolist() == pytest.approx(start, abs=1e-4)
     metrics = trainer.agent.update(obs_normalizer=trainer.normalizer)
     assert float(trainer.normalizer.count) == 32
     assert metrics["optimizer_steps"] > 0
@@ -247,3 +244,30 @@ def test_an_interrupted_command_saves_and_exits_130(tmp_path: Path) -> None:
     assert process.wait(60) in (130, 0)
     assert command(tmp_path / "run", resume=True).wait(120) == 0
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_host_is_paid_relative_to_its_twin_left_alone() -> None:
+    """What is summed is the gain over the twin, and a policy that only waits gains exactly nothing."""
+    trainer = Trainer(tiny_config(wait_bias=10.0, price=0.03))
+    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
+    assert outcome.ops["WAIT"] == pytest.approx(8.0)
+    assert not outcome.returns.any()
+    busy = Trainer(tiny_config(wait_bias=-5.0, price=0.03, episode_length=12))
+    outcome = collect_round(busy.agent, busy.normalizer, busy.world, 0)
+    scale = busy.config.reward.scale
+    assert float(outcome.returns.mean()) / scale == pytest.approx(outcome.gain[TINY], abs=1e-5)
+    assert outcome.gain[TINY] != 0.0
+
+
+def test_without_twins_the_rewards_are_those_of_the_host() -> None:
+    trainer = Trainer(tiny_config(twins=False, price=0.03))
+    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
+    assert outcome.gain[TINY] != outcome.gain[TINY]  # unknown
+    assert float(outcome.returns.mean()) > 0
+
+
+def test_hosts_in_workers_give_the_same_run(tmp_path: Path) -> None:
+    shared = {"tasks": ("digits",), "envs": 2, "rounds": 1, "episode_length": 4, "validation_episodes": 1}
+    for workers in (1, 2):
+        esper.train(tiny_config(workers=workers, **shared), tmp_path / str(workers))
+    assert_same_run(tmp_path / "1", tmp_path / "2")

@@ -5,14 +5,12 @@ from esper.simic.training.controller import LearnedController, load_controller
 from esper.simic.training.rounds import RoundOutcome, collect_round
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.trainer import InterruptedRunError, RoundReport, Trainer, TrainingSummary
-from esper.simic.training.world import EnvSpec, GrowthWorld, LocalWorld, env_specs, masks_by_head
+from esper.simic.training.world import GrowthWorld, masks_by_head
 
 __all__ = [
-    "EnvSpec",
     "GrowthWorld",
     "InterruptedRunError",
     "LearnedController",
-    "LocalWorld",
     "RoundOutcome",
     "RoundReport",
     "RunFolder",
@@ -20,7 +18,6 @@ __all__ = [
     "TrainingConfig",
     "TrainingSummary",
     "collect_round",
-    "env_specs",
     "load_controller",
     "masks_by_head",
 ]

@@ -57,6 +57,8 @@ class TrainingConfig:
 
     price: float | tuple[float, float] = (0.01, 0.1)
     """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
+    twins: bool = True
+    """Whether every host has a twin that is left alone and is paid relative to it, which removes the luck of seeds."""
     budget: int = UNLIMITED
     """The most parameters that all seeds of a host together may add."""
     reward: RewardConfig = field(default_factory=lambda: RewardConfig(gamma=GROWTH_GAMMA, scale=10.0))

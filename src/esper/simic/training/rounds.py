@@ -9,37 +9,74 @@ from torch import Tensor
 from esper.leyline import Op
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.control import RunningMeanStd
-from esper.simic.training.world import GrowthWorld
-from esper.tolaria import EpisodeResult
+from esper.simic.training.world import GrowthWorld, Transition
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """What the episodes of a round showed."""
+    """What the episodes of a round showed; means leave out episodes that were dropped."""
 
-    results: Mapping[str, list[EpisodeResult]]
-    """Per task; the test split is not read."""
+    objective: Mapping[str, float]
+    """Per task: of the committed networks on validation."""
+    gain: Mapping[str, float]
+    """Per task: the same minus that of the twins left alone; NaN without twins."""
     ops: Mapping[str, float]
-    """How often each op was chosen in an episode, on average."""
+    """How often each op was chosen in an episode."""
+    kept: float
+    """Seeds kept for good in an episode."""
+    added_params: float
+    """Parameters that the final networks add."""
+    components: Mapping[str, float]
+    """Named terms of the rewards, summed over an episode."""
     returns: Tensor
     """`[N]`: rewards summed over each episode."""
-    components: Mapping[str, float]
-    """Named terms of the rewards, summed over an episode, on average."""
+    dropped: int
+    """Episodes that were lost with their workers."""
 
-    def objective(self, task: str) -> float:
-        """Mean objective on validation."""
-        scores = [result.val_objective for result in self.results[task]]
-        return sum(scores) / len(scores)
 
-    @property
-    def added_params(self) -> float:
-        """Mean parameters added."""
-        return _mean([result.added_params for results in self.results.values() for result in results])
+class _Tally:
+    """Sums over a round, taken only where an episode is running."""
 
-    @property
-    def kept(self) -> float:
-        """Mean seeds kept for good."""
-        return _mean([len(result.kept) for results in self.results.values() for result in results])
+    def __init__(self, world: GrowthWorld) -> None:
+        self._world = world
+        self.ops = torch.zeros(world.num_envs, len(Op))
+        self.returns = torch.zeros(world.num_envs)
+        self.components: dict[str, Tensor] = {}
+        self.objective, self.twin, self.params, self.kept = torch.full((4, world.num_envs), torch.nan)
+        self.dropped = torch.zeros(world.num_envs, dtype=torch.bool)
+
+    def add(self, actions: Tensor, step: Transition, running: Tensor) -> None:
+        """Count one step."""
+        self.ops[torch.arange(len(actions)), actions[:, -1]] += running
+        self.returns += torch.where(running, step.rewards, 0.0)
+        for name, term in step.components.items():
+            added = torch.where(running, term, 0.0)
+            self.components[name] = self.components.get(name, torch.zeros_like(added)) + added
+        ended = running & (step.terminated | step.truncated)
+        for mine, theirs in (
+            (self.objective, step.objective),
+            (self.twin, step.twin_objective),
+            (self.params, step.added_params),
+            (self.kept, step.kept),
+        ):
+            mine[ended] = theirs[ended].to(torch.float32)
+        self.dropped |= running & step.dropped
+
+    def outcome(self) -> RoundOutcome:
+        """The means."""
+        whole = ~self.dropped
+        counts = self.ops[whole].mean(0).tolist()
+        by_task = self._world.by_task
+        return RoundOutcome(
+            {task: float(values.nanmean()) for task, values in by_task(self.objective).items()},
+            {task: float(values.nanmean()) for task, values in by_task(self.objective - self.twin).items()},
+            {op.name: counts[op] for op in Op},
+            float(self.kept.nanmean()),
+            float(self.params.nanmean()),
+            {name: float(term[whole].mean()) for name, term in self.components.items()},
+            self.returns,
+            int(self.dropped.sum()),
+        )
 
 
 def collect_round(
@@ -57,15 +94,11 @@ def collect_round(
     observations, masks = world.reset(round_index)
     hidden = agent.initial_hidden(world.num_envs)
     running = torch.ones(world.num_envs, dtype=torch.bool)
-    ops = torch.zeros(len(Op))
-    returns = torch.zeros(world.num_envs)
-    components: dict[str, float] = {}
+    tally = _Tally(world)
     while running.any():
         normalized = normalizer.normalize(observations)
         decision = agent.act(normalized.to(agent.device), {k: m.to(agent.device) for k, m in masks.items()}, hidden)
-        actions = decision.actions.cpu()
-        step = world.step(actions)
-        ended = step.terminated | step.truncated
+        step = world.step(decision.actions.cpu())
         bootstrap = None
         if not agent.horizon_is_terminal and step.truncated.any():
             bootstrap = agent.value(normalizer.normalize(step.observations).to(agent.device), decision.hidden)
@@ -75,22 +108,15 @@ def collect_round(
             hidden,
             decision,
             step.rewards,
-            ended,
+            step.terminated | step.truncated,
             step.truncated,
             bootstrap_values=bootstrap,
             raw_obs=observations,
             active=running,
         )
-        ops += torch.bincount(actions[running, -1], minlength=len(Op))
-        returns += torch.where(running, step.rewards, 0.0)
-        for name, term in step.components.items():
-            components[name] = components.get(name, 0.0) + float(term[running].sum()) / world.num_envs
-        running = running & ~ended
+        tally.add(decision.actions.cpu(), step, running)
+        running = running & ~(step.terminated | step.truncated | step.dropped)
         observations, masks, hidden = step.observations, step.masks, decision.hidden
         check_interrupt()
-    counts = {op.name: float(ops[op]) / world.num_envs for op in Op}
-    return RoundOutcome(world.results(), counts, returns, components)
-
-
-def _mean(values: list[int]) -> float:
-    return sum(values) / len(values)
+    agent.buffer.step_counts[tally.dropped] = 0  # nothing is learned from episodes that were lost
+    return tally.outcome()

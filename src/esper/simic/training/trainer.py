@@ -18,7 +18,7 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.controller import LearnedController, fresh_normalizer, restore_normalizer
 from esper.simic.training.rounds import RoundOutcome, collect_round
 from esper.simic.training.run_folder import RunFolder
-from esper.simic.training.world import GrowthWorld, make_world
+from esper.simic.training.world import GrowthWorld
 from esper.tamiyo import Controller, make_controller, run_episodes
 from esper.tolaria import find_task
 
@@ -39,8 +39,6 @@ class RoundReport:
 
     round: int
     rounds: int
-    objective: Mapping[str, float]
-    """Per task: mean objective on validation of the episodes that were learned from."""
     baselines: Mapping[str, Mapping[str, float]]
     """Per baseline and task: the same on the validation seeds, measured at the start."""
     validation: Mapping[str, float] | None
@@ -79,17 +77,16 @@ class Trainer:
         self._hub = hub or Hub()
         self._watch = watch
         self._should_stop = should_stop
-        self.world: GrowthWorld = make_world(config)
+        self.world = GrowthWorld(config)
         self.round = 0
         self.history: list[dict[str, Any]] = []
         self.baselines: dict[str, dict[str, float]] = {}
         self._best = float("-inf")
-        self._slots = len(find_task(config.tasks[0]).build_host().slot_sites)
         if resume:
             self._resume()
         else:
             torch.manual_seed(config.seed)
-            self.normalizer = fresh_normalizer(self._slots)
+            self.normalizer = fresh_normalizer(self.world.num_slots)
             self.agent = self._make_agent()
         self._rng = torch.get_rng_state()
 
@@ -119,7 +116,6 @@ class Trainer:
         return RoundReport(
             self.round,
             self.config.rounds,
-            {task: outcome.objective(task) for task in self.config.tasks},
             self.baselines,
             self._validate() if self._validation_due() else None,
             outcome,
@@ -165,12 +161,14 @@ class Trainer:
     def _record(self, report: RoundReport) -> None:
         entry = {
             "round": report.round,
-            "objective": dict(report.objective),
+            "objective": dict(report.outcome.objective),
+            "gain": dict(report.outcome.gain),
             "validation": report.validation,
             "ops": dict(report.outcome.ops),
             "kept": report.outcome.kept,
             "added_params": report.outcome.added_params,
             "components": dict(report.outcome.components),
+            "dropped": report.outcome.dropped,
             "explained_variance": report.metrics["explained_variance"],
             "entropy": report.metrics["joint_entropy"],
             "approx_kl": report.metrics["approx_kl"],
@@ -221,7 +219,7 @@ class Trainer:
         steps = config.entropy_decay * config.rounds * self.world.num_envs * length
         agent = PPOAgent(
             state_dim=self.normalizer.mean.numel(),
-            slot_config=SlotConfig.of_size(self._slots),
+            slot_config=SlotConfig.of_size(self.world.num_slots),
             num_envs=self.world.num_envs,
             max_steps=length,
             total_steps_for_decay=max(1, int(steps)),

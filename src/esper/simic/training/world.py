@@ -1,23 +1,51 @@
 """The world of a run: hosts of several tasks side by side, seen by the controller as one batch of environments."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from esper.kasmina import ActionMasks
-from esper.leyline import HEAD_NAMES, InputError
+from esper.leyline import HEAD_NAMES, InputError, Stage, objective
+from esper.nissa import Hub
 from esper.simic.control import Masks, signals_to_features
 from esper.simic.rewards import RewardConfig, make_reward
 from esper.simic.training.config import TrainingConfig
-from esper.tolaria import EpisodeResult, EpisodeSettings, GrowthEnv, Population, episode_seed, find_task
+from esper.tolaria import (
+    Environment,
+    EpisodeSettings,
+    GrowthEnv,
+    Population,
+    Shard,
+    Step,
+    WorkerPool,
+    episode_seed,
+    find_task,
+)
+
+_TWO = 2
+"""Hosts per episode where each has a twin."""
 
 
 def masks_by_head(masks: ActionMasks) -> Masks:
     """Masks as the agent takes them."""
     return {name: getattr(masks, name) for name in HEAD_NAMES}
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecipe:
+    """How the hosts of one task are made, in a form that can be sent to other processes."""
+
+    task: str
+    settings: EpisodeSettings
+    executor: str
+    reward: RewardConfig
+
+    def __call__(self, shard: Shard, hub: Hub) -> GrowthEnv:
+        """The hosts of `shard`."""
+        population = Population(find_task(self.task), shard.num_hosts, self.settings, executor=self.executor, hub=hub)
+        return GrowthEnv(population, signals_to_features, make_reward(self.reward), first_host=shard.first_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,117 +55,113 @@ class Transition:
     observations: Tensor
     masks: Masks
     rewards: Tensor
+    """Relative to the twin's, where hosts have twins."""
     terminated: Tensor
     truncated: Tensor
+    dropped: Tensor
+    """Bool: the host was lost with its worker, and its episode with it."""
     components: Mapping[str, Tensor]
-    """The named terms of the rewards."""
+    """The named terms of the rewards, the twin's not taken off."""
+    objective: Tensor
+    """Of the committed network on validation; NaN before the episode's end."""
+    twin_objective: Tensor
+    """Of the twin; NaN before the episode's end and where there is none."""
+    added_params: Tensor
+    """That the network has at this time."""
+    kept: Tensor
+    """Seeds kept for good so far."""
 
 
-class GrowthWorld(Protocol):
-    """What a run collects its rounds from."""
+class GrowthWorld:
+    """The hosts of all tasks of a run, in this process or shared out over workers.
 
-    num_envs: int
-    tasks: tuple[str, ...]
+    With twins, every host has one that starts from the same seed and is left alone, and what it earns in a step is
+    taken off its host's reward. A policy cannot change its twins, so this changes no comparison between policies; it
+    removes the luck of the seed, which is larger than what a decision brings.
+    """
 
-    def reset(self, round_index: int) -> tuple[Tensor, Masks]:
-        """Begin the episodes of a round, which follow from the world's seed and the number of the round."""
-
-    def step(self, actions: Tensor) -> Transition:
-        """Take one action per host."""
-
-    def results(self) -> dict[str, list[EpisodeResult]]:
-        """What the episodes of each task ended with; all are over."""
-
-    def close(self) -> None:
-        """Let go of everything."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvSpec:
-    """One task's hosts, told in plain data, so that any process can build them."""
-
-    task: str
-    envs: int
-    first_host: int
-    """Number of its first host among all hosts of the run: episodes are seeded by it."""
-    settings: EpisodeSettings
-    executor: str
-    reward: RewardConfig
-    seed: int
-
-    def build(self) -> GrowthEnv:
-        """The environment."""
-        population = Population(find_task(self.task), self.envs, self.settings, executor=self.executor)
-        return GrowthEnv(population, signals_to_features, make_reward(self.reward), self.seed)
-
-    def seeds(self, round_index: int) -> list[int]:
-        """The seeds of its episodes in a round."""
-        return [episode_seed(self.seed, self.first_host + host, round_index) for host in range(self.envs)]
-
-
-def env_specs(config: TrainingConfig) -> list[EnvSpec]:
-    """The environments of a run, one per task."""
-    return [
-        EnvSpec(
-            task,
-            config.envs,
-            index * config.envs,
-            config.episode_settings(),
-            config.executor,
-            config.reward,
-            config.seed,
-        )
-        for index, task in enumerate(config.tasks)
-    ]
-
-
-class LocalWorld:
-    """All hosts in this process."""
-
-    def __init__(self, specs: Sequence[EnvSpec]) -> None:
-        self.tasks = tuple(spec.task for spec in specs)
-        self._specs = list(specs)
-        self._envs = [spec.build() for spec in specs]
-        slots = {env.population.table.shape[1] for env in self._envs}
+    def __init__(self, config: TrainingConfig) -> None:
+        self.tasks = config.tasks
+        self.twins = config.twins
+        self._seed = config.seed
+        self._per_task = config.envs
+        self.num_envs = config.envs * len(config.tasks)
+        slots = {len(find_task(task).build_host().slot_sites) for task in config.tasks}
         if len(slots) > 1:
             raise InputError(f"tasks must have hosts with the same number of slots; these have {sorted(slots)}")
-        self._sizes = [env.num_envs for env in self._envs]
-        self.num_envs = sum(self._sizes)
+        self.num_slots = slots.pop()
+        self._envs: list[Environment] = []
+        for task in config.tasks:
+            recipe = HostRecipe(task, config.episode_settings(), config.executor, config.reward)
+            hosts = config.envs * (_TWO if self.twins else 1)
+            if config.workers > 1:
+                self._envs.append(WorkerPool(recipe, hosts, min(config.workers, hosts)))
+            else:
+                self._envs.append(recipe(Shard(0, hosts), Hub()))
 
     def reset(self, round_index: int) -> tuple[Tensor, Masks]:
-        """Begin the episodes of a round."""
-        specs = zip(self._specs, self._envs, strict=True)
-        parts = [env.reset(spec.seeds(round_index)) for spec, env in specs]
-        return torch.cat([obs for obs, _ in parts]), self._join([masks_by_head(masks) for _, masks in parts])
+        """Begin the episodes of a round, which follow from the run's seed and the number of the round."""
+        observations, masks = [], []
+        for index, env in enumerate(self._envs):
+            first = index * self._per_task
+            seeds = [episode_seed(self._seed, first + host, round_index) for host in range(self._per_task)]
+            seen, legal = env.reset([seed for seed in seeds for _ in range(_TWO)] if self.twins else seeds)
+            observations.append(self._own(seen))
+            masks.append({name: self._own(mask) for name, mask in masks_by_head(legal).items()})
+        return torch.cat(observations), _join(masks)
 
     def step(self, actions: Tensor) -> Transition:
         """Take one action per host."""
-        steps = [env.step(part) for env, part in zip(self._envs, actions.split(self._sizes), strict=True)]
-        names = steps[0].info.payment.components
-        return Transition(
-            torch.cat([step.observations for step in steps]),
-            self._join([masks_by_head(step.masks) for step in steps]),
-            torch.cat([step.rewards for step in steps]).to(torch.float32),
-            torch.cat([step.terminated for step in steps]),
-            torch.cat([step.truncated for step in steps]),
-            {name: torch.cat([step.info.payment.components[name] for step in steps]) for name in names},
-        )
+        parts = [
+            self._transition(env.step(self._with_twins(part)))
+            for env, part in zip(self._envs, actions.split(self._per_task), strict=True)
+        ]
+        names = [name for name in Transition.__dataclass_fields__ if name not in ("masks", "components")]
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        components = {name: torch.cat([part.components[name] for part in parts]) for name in parts[0].components}
+        return Transition(masks=_join([part.masks for part in parts]), components=components, **joined)
 
-    def results(self) -> dict[str, list[EpisodeResult]]:
-        """What the episodes ended with."""
-        return {task: env.population.results(test=False) for task, env in zip(self.tasks, self._envs, strict=True)}
+    def by_task(self, values: Tensor) -> dict[str, Tensor]:
+        """`values [N]`, task by task."""
+        return dict(zip(self.tasks, values.split(self._per_task), strict=True))
+
+    @property
+    def dropped_episodes(self) -> int:
+        """Unfinished episodes that were lost with their workers."""
+        return sum(env.dropped_episodes for env in self._envs)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """End the workers."""
+        for env in self._envs:
+            env.close()
 
-    @staticmethod
-    def _join(parts: Sequence[Masks]) -> Masks:
-        return {name: torch.cat([part[name] for part in parts]) for name in HEAD_NAMES}
+    def _with_twins(self, actions: Tensor) -> Tensor:
+        """Hosts and twins take turns; a twin waits."""
+        if not self.twins:
+            return actions
+        return torch.stack([actions, torch.zeros_like(actions)], 1).flatten(0, 1)
+
+    def _own(self, values: Tensor) -> Tensor:
+        return values[::_TWO] if self.twins else values
+
+    def _transition(self, step: Step) -> Transition:
+        outcome, table = step.info.outcome, step.info.outcome.after.table
+        ended = objective(outcome.final_score, outcome.final_params, outcome.after.host_params, outcome.after.price)
+        rewards, dropped = step.rewards.to(torch.float32), step.info.dropped
+        return Transition(
+            observations=self._own(step.observations),
+            masks={name: self._own(mask) for name, mask in masks_by_head(step.masks).items()},
+            rewards=rewards[::_TWO] - rewards[1::_TWO] if self.twins else rewards,
+            terminated=self._own(step.terminated),
+            truncated=self._own(step.truncated),
+            dropped=dropped[::_TWO] | dropped[1::_TWO] if self.twins else dropped,
+            components={name: self._own(term) for name, term in step.info.payment.components.items()},
+            objective=self._own(ended),
+            twin_objective=ended[1::_TWO] if self.twins else torch.full_like(ended, torch.nan),
+            added_params=self._own(table.added_params),
+            kept=self._own((table.stage == Stage.FOSSILIZED).sum(1)),
+        )
 
 
-MakeWorld = Callable[[TrainingConfig], GrowthWorld]
-
-
-def make_world(config: TrainingConfig) -> GrowthWorld:
-    """The world that a config asks for."""
-    return LocalWorld(env_specs(config))
+def _join(parts: Sequence[Masks]) -> Masks:
+    return {name: torch.cat([part[name] for part in parts]) for name in HEAD_NAMES}

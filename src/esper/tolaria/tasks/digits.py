@@ -1,7 +1,6 @@
 """Handwritten digits of 8 by 8 pixels, bundled with scikit-learn: a smoke test, a linear model does well."""
 
 import torch
-from sklearn.datasets import load_digits as load_bundled
 
 from esper.tolaria.tasks.registry import OptimizerSettings, Split, Splits, task
 
@@ -20,6 +19,9 @@ _SPLIT_SEED = 0
 )
 def load_digits() -> Splits:
     """1,100 / 300 / 397 images as vectors of 64 values in [0, 1]."""
+    # Not above: it takes longer to import than most of Esper, and every worker imports this module.
+    from sklearn.datasets import load_digits as load_bundled
+
     bundled = load_bundled()
     order = torch.randperm(len(bundled.target), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     x = torch.tensor(bundled.data, dtype=torch.float32)[order] / 16

@@ -54,6 +54,11 @@ class OptimizerSettings:
     """Gradients of the host, and of each seed apart, are scaled down to this norm."""
 
 
+def _bundled() -> str:
+    # Not a lambda: a task that is sent to another process takes this along by name.
+    return "bundled"
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """Everything that running a task needs."""
@@ -69,7 +74,7 @@ class Task:
     batches_per_epoch: int = 25
     episode_length: int = DEFAULT_EPISODE_LENGTH
     quality: Quality = "accuracy"
-    data: Callable[[], str] = lambda: "bundled"
+    data: Callable[[], str] = _bundled
     """Where the data comes from and whether it is here, in a few words."""
     needs_files: bool = False
     """Whether the data has to be downloaded or put in place first."""
@@ -120,7 +125,7 @@ def task(
     batches_per_epoch: int = 25,
     episode_length: int = DEFAULT_EPISODE_LENGTH,
     quality: Quality = "accuracy",
-    data: Callable[[], str] = lambda: "bundled",
+    data: Callable[[], str] = _bundled,
     needs_files: bool = False,
 ) -> Callable[[Loader], Loader]:
     """Register the decorated function, which loads the splits, as the task `name`."""

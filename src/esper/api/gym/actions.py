@@ -1,0 +1,88 @@
+"""Actions as Gymnasium spaces: four numbers, or one number for each action that means something of its own."""
+
+from functools import cache
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.kasmina import ActionMasks
+from esper.leyline import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, InputError, Op
+
+Space = spaces.MultiDiscrete | spaces.Discrete[np.int64]
+
+
+@cache
+def joint_actions(num_slots: int) -> Tensor:
+    """`[A, 4]`: every action that differs from all others; columns as in `actions [N, 4]`, WAIT first.
+
+    Heads that do not matter for an op are 0, so A = 1 + S·B·L + 2·S, and not S·B·L·O.
+    """
+    seeds = torch.cartesian_prod(torch.arange(num_slots), torch.arange(NUM_BLUEPRINTS), torch.arange(NUM_BLENDS))
+    slots = torch.zeros((num_slots, 3), dtype=torch.int64)
+    slots[:, 0] = torch.arange(num_slots)
+    heads = {Op.WAIT: slots[:1], Op.GERMINATE: seeds, Op.FOSSILIZE: slots, Op.CULL: slots}
+    return torch.cat([torch.nn.functional.pad(rows, (0, 1), value=int(op)) for op, rows in heads.items()])
+
+
+def joint_mask(masks: ActionMasks) -> Tensor:
+    """`[N, A]` bool: which of the `joint_actions` are legal."""
+    slot, blueprint, blend, op = joint_actions(masks.slot.shape[2]).unbind(1)
+    seedable = masks.blueprint[:, slot, blueprint] & masks.blend[:, blend]
+    return masks.slot[:, op, slot] & (seedable | (op != Op.GERMINATE))
+
+
+class ActionCoding:
+    """Between the actions of a Gymnasium space and `actions [N, 4]` for a host with so many slots.
+
+    | flat | space of one host | an action is |
+    |---|---|---|
+    | False | `MultiDiscrete([S, B, L, O])` | slot, blueprint, blend, op; what does not matter for the op is ignored |
+    | True | `Discrete(A)` | a row of `joint_actions` |
+    """
+
+    def __init__(self, num_slots: int, *, flat: bool) -> None:
+        self.flat = flat
+        self._joint = joint_actions(num_slots)
+        sizes = [num_slots, NUM_BLUEPRINTS, NUM_BLENDS, NUM_OPS]
+        self.space: Space = spaces.Discrete(len(self._joint)) if flat else spaces.MultiDiscrete(sizes)
+
+    def decode(self, actions: NDArray[np.integer], masks: ActionMasks) -> tuple[Tensor, Tensor]:
+        """`actions` of N hosts as `[N, 4]`, those that are not legal replaced by WAIT, and which those are, `[N]`."""
+        wanted = torch.as_tensor(np.asarray(actions), dtype=torch.int64)
+        shape = (len(masks.op),) if self.flat else (len(masks.op), self._joint.shape[1])
+        if wanted.shape != shape:
+            raise InputError(f"actions must have shape {shape}; got {tuple(wanted.shape)}")
+        heads = self._unflattened(wanted) if self.flat else _without_irrelevant(wanted)
+        illegal = ~masks.allow(heads)
+        return torch.where(illegal[:, None], 0, heads), illegal
+
+    def _unflattened(self, wanted: Tensor) -> Tensor:
+        known = (wanted >= 0) & (wanted < len(self._joint))
+        # What the space does not hold becomes an action that no mask allows.
+        return torch.where(known[:, None], self._joint[wanted.where(known, 0)], -1)
+
+    def learner_mask(self, masks: ActionMasks) -> NDArray[np.bool_]:
+        """What sb3-contrib calls action masks: `[N, A]` if flat, or else the masks of the four heads side by side.
+
+        The masks of four separate heads cannot say that one choice depends on another: they allow all that is legal,
+        and more. A flat mask is exact.
+        """
+        if self.flat:
+            return _to_numpy(joint_mask(masks))
+        blueprint = masks.blueprint.any(1)
+        blueprint[:, 0] |= ~blueprint.any(1)  # a head needs something to choose, even where nothing can germinate
+        return _to_numpy(torch.cat([masks.slot.any(1), blueprint, masks.blend, masks.op], 1))
+
+
+def _without_irrelevant(wanted: Tensor) -> Tensor:
+    slot, blueprint, blend, op = wanted.unbind(1)
+    seeds = op == Op.GERMINATE
+    return torch.stack([slot.where(op != Op.WAIT, 0), blueprint.where(seeds, 0), blend.where(seeds, 0), op], 1)
+
+
+def _to_numpy(mask: Tensor) -> NDArray[np.bool_]:
+    array: NDArray[np.bool_] = mask.numpy()
+    return array

@@ -1,0 +1,19 @@
+"""Workers: the hosts of one environment, shared out over processes that speak one small protocol."""
+
+from esper.tolaria.workers.messages import Command, Reply, Request, Shard, View
+from esper.tolaria.workers.pool import WorkerPool
+from esper.tolaria.workers.process import ProcessTransport, Transport
+from esper.tolaria.workers.worker import EnvFactory, ShardWorker
+
+__all__ = [
+    "Command",
+    "EnvFactory",
+    "ProcessTransport",
+    "Reply",
+    "Request",
+    "Shard",
+    "ShardWorker",
+    "Transport",
+    "View",
+    "WorkerPool",
+]

@@ -1,0 +1,84 @@
+"""The worker: owns a shard of hosts and answers requests. Who runs it, and where, it does not know."""
+
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from esper.leyline import EsperError, TelemetryEvent, WorkerError
+from esper.nissa import Hub, MemorySink
+from esper.tolaria.environment import GrowthEnv
+from esper.tolaria.workers.messages import Command, Reply, Request, Shard, View, from_bytes
+
+EnvFactory = Callable[[Shard, Hub], GrowthEnv]
+"""Makes the hosts of a shard; it has to be picklable, as a module's function or a dataclass with `__call__` is."""
+
+
+class ShardWorker:
+    """Answers one request after the other; an error is an answer too, and the worker lives on."""
+
+    def __init__(self) -> None:
+        self._env: GrowthEnv | None = None
+        self._told = MemorySink()
+
+    def answer(self, request: Request) -> Reply:
+        """Do what is asked."""
+        try:
+            value, error = self._do(request), None
+        except Exception as raised:
+            value, error = None, _sendable(raised)
+        return Reply(request.id, value, error, self._take_events())
+
+    def _do(self, request: Request) -> Any:
+        match request.command, request.arguments:
+            case Command.OPEN, (factory, shard, telemetry):
+                return self._open(factory, shard, telemetry)
+            case Command.CLOSE, ():
+                return self._hosts.close()
+            case Command.RESET, (seeds, hosts):
+                self._hosts.reset(seeds, hosts=hosts)
+                return self._view()
+            case Command.STEP, (actions,):
+                return self._hosts.step(actions)
+            case Command.IDLE, (actions,):
+                return self._hosts.idle(actions)
+            case Command.RESULTS, ():
+                return self._hosts.results()
+            case Command.STATE_DICT, ():
+                return self._hosts.state_dict()
+            case Command.LOAD_STATE_DICT, (state,):
+                self._hosts.load_state_dict(state)
+                return self._view()
+        raise WorkerError(
+            f"a worker does not know the command {request.command!r} with {len(request.arguments)} arguments"
+        )
+
+    @property
+    def _hosts(self) -> GrowthEnv:
+        if self._env is None:
+            raise WorkerError("a worker must be asked to open before anything else")
+        return self._env
+
+    def _open(self, factory: bytes, shard: Shard, telemetry: bool) -> View:
+        make: EnvFactory = from_bytes(factory)
+        self._env = make(shard, Hub([self._told] if telemetry else []))
+        return self._view()
+
+    def _view(self) -> View:
+        return View(self._hosts.observations, self._hosts.situation)
+
+    def _take_events(self) -> tuple[TelemetryEvent, ...]:
+        events = tuple(self._told.events)
+        self._told.events.clear()
+        return events
+
+
+def _sendable(error: Exception) -> Exception:
+    """`error` as it can be raised elsewhere; one that nobody expects brings along where it came from."""
+    if not isinstance(error, EsperError):
+        error.add_note("in a worker:\n" + "".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return WorkerError("".join(traceback.format_exception(error)))
+    return error
