@@ -108,7 +108,11 @@ def test_bad_arguments_name_the_field() -> None:
     with pytest.raises(InputError, match="workers must be 0 or more"):
         esper.make_env(tiny_task(), workers=-1)
     with pytest.raises(InputError, match="'own' cannot be sent to workers"):
-        esper.make_env(tiny_task(name="own", load=lambda: tiny_task().splits()), workers=2)
+        esper.make_env(tiny_task(name="own", load=lambda: tiny_task().splits()), executor="loop", workers=2)
+    with pytest.raises(InputError, match="unknown executor 'warp'"):
+        esper.make_env(tiny_task(), executor="warp", workers=2)
+    with pytest.raises(InputError, match="workers must be 1 to the number of hosts, 2; got 3"):
+        esper.make_env(tiny_task(), envs=2, executor="loop", workers=3)
     with pytest.raises(AttributeError, match="no attribute"):
         _ = esper.make_envs
 
@@ -121,4 +125,4 @@ def test_hosts_are_counted_from_the_first_of_their_part() -> None:
 
 
 def test_one_worker_is_this_process() -> None:
-    assert isinstance(esper.make_env(tiny_task(), envs=2, workers=1), GrowthEnv)
+    assert isinstance(esper.make_env(tiny_task(), envs=2, executor="loop", workers=1), GrowthEnv)

@@ -1,5 +1,6 @@
 """`make_env`: the growth environment with Esper's observation and reward."""
 
+import math
 import pickle
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from esper.tolaria import (
     Shard,
     Task,
     WorkerPool,
+    choose_executor,
     find_task,
 )
 
@@ -101,16 +103,13 @@ def make_env(
     if workers < 0:
         raise InputError(f"workers must be 0 or more; got {workers}")
     chosen = find_task(task) if isinstance(task, str) else task
-    recipe = EnvRecipe(
-        chosen if workers <= 1 else _sendable(chosen),
-        EpisodeSettings(length=episode_length, price=price, budget=budget),
-        seed,
-        executor,
-        reward,
-    )
+    settings = EpisodeSettings(length=episode_length, price=price, budget=budget)
     if workers <= 1:
-        return recipe(Shard(0, envs), hub or Hub())
-    return WorkerPool(recipe, envs, workers, seed, hub=hub)
+        return EnvRecipe(chosen, settings, seed, executor, reward)(Shard(0, envs), hub or Hub())
+    # Settled here, so that all workers agree; and what is wrong with the data is told before any of them starts.
+    settled = choose_executor(executor, chosen, math.ceil(envs / workers))
+    chosen.splits()
+    return WorkerPool(EnvRecipe(_sendable(chosen), settings, seed, settled, reward), envs, workers, seed, hub=hub)
 
 
 def _sendable(task: Task) -> Task | str:

@@ -2,7 +2,15 @@
 
 from esper.tolaria.environment import Environment, GrowthEnv, Step, StepInfo, episode_seed
 from esper.tolaria.episode import Episode
-from esper.tolaria.executors import Executor, LoopExecutor, Measurement, StackedExecutor, executor_names, measure
+from esper.tolaria.executors import (
+    Executor,
+    LoopExecutor,
+    Measurement,
+    StackedExecutor,
+    choose_executor,
+    executor_names,
+    measure,
+)
 from esper.tolaria.governor import Governor, GovernorSettings
 from esper.tolaria.population import Population
 from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
@@ -37,6 +45,7 @@ __all__ = [
     "Task",
     "TrackerSettings",
     "WorkerPool",
+    "choose_executor",
     "episode_seed",
     "executor_names",
     "find_task",

@@ -1,7 +1,7 @@
 """Executors: two ways to run many hosts that agree. `loop` defines what is right, `stacked` is fast on small hosts."""
 
 from esper.tolaria.executors.base import EpochResult, Executor, Measurement
-from esper.tolaria.executors.choice import ExecutorName, executor_names, make_executor
+from esper.tolaria.executors.choice import ExecutorName, choose_executor, executor_names, make_executor
 from esper.tolaria.executors.loop import LoopExecutor, measure
 from esper.tolaria.executors.stacked import StackedExecutor
 
@@ -12,6 +12,7 @@ __all__ = [
     "LoopExecutor",
     "Measurement",
     "StackedExecutor",
+    "choose_executor",
     "executor_names",
     "make_executor",
     "measure",

@@ -31,12 +31,16 @@ def make_executor(
     name: str, task: Task, num_hosts: int, episode_length: int, dtype: torch.dtype = torch.float32
 ) -> Executor:
     """The executor called `name`; "auto" takes the faster one."""
+    return _KINDS[choose_executor(name, task, num_hosts)](task, num_hosts, episode_length, dtype)
+
+
+def choose_executor(name: str, task: Task, num_hosts: int) -> str:
+    """`name`, or the name of the faster one for "auto"."""
     if name not in executor_names():
         raise unknown_name("executor", name, executor_names())
     if num_hosts < 1:
         raise InputError(f"envs must be 1 or more; got {num_hosts}")
-    chosen = _faster(task, num_hosts) if name == "auto" else name
-    return _KINDS[chosen](task, num_hosts, episode_length, dtype)
+    return _faster(task, num_hosts) if name == "auto" else name
 
 
 _FASTER: dict[tuple[object, ...], str] = {}

@@ -185,7 +185,7 @@ class WorkerPool:
         if losses:
             raise WorkerError(
                 f"worker {min(losses)} could not be started: {losses[min(losses)]}. "
-                "A script that uses workers has to begin with `if __name__ == '__main__':`, because they import it"
+                "Workers import the script that starts them, so it has to do so under `if __name__ == '__main__':`"
             )
         return [answers[worker] for worker in sorted(answers)]
 
