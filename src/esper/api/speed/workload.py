@@ -90,10 +90,10 @@ class BareTrainer:
         host = task.build_host()
         pairs = zip(sites, blueprints, strict=True)
         seeds = [find_blueprint(site.shape.family, id_).build(site.shape) if id_ else None for site, id_ in pairs]
-        self._network = BareNetwork([host.get_submodule(part) for part in host.parts], list(seeds))
+        self.network = BareNetwork([host.get_submodule(part) for part in host.parts], list(seeds))
         how = task.optimizer
-        self._optimizer = AdamW(self._network.parameters(), how.lr, weight_decay=how.weight_decay, fused=True)
-        self._clipped = [list(host.parameters()), *(list(seed.parameters()) for seed in seeds if seed is not None)]
+        self._optimizer = AdamW(self.network.parameters(), how.lr, weight_decay=how.weight_decay, fused=True)
+        self.clipped = [list(host.parameters()), *(list(seed.parameters()) for seed in seeds if seed is not None)]
         self._clip_norm = how.clip_norm
         self._train = task.splits().train
         self._batches = self._shuffled(task.batch_size)
@@ -107,8 +107,8 @@ class BareTrainer:
         for rows in itertools.islice(self._batches, batches):
             x, y = self._train.x[rows], self._train.y[rows]
             self._optimizer.zero_grad()
-            F.cross_entropy(self._network(x), y).backward()
-            for parameters in self._clipped:
+            F.cross_entropy(self.network(x), y).backward()
+            for parameters in self.clipped:
                 clip_grad_norm_(parameters, self._clip_norm)
             self._optimizer.step()
 
