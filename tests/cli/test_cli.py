@@ -185,3 +185,16 @@ def test_the_installed_command_runs() -> None:
     command = Path(sys.executable).with_name("esper")
     done = subprocess.run([command, "blueprints", "--family", "conv1d"], capture_output=True, text=True, check=True)
     assert "mixing" in done.stdout
+
+
+def test_bench_speed_reports_what_scripts_rely_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "speed", "--quick", "--json", str(tmp_path / "out.json")) == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    for host in ("mlp", "conv1d", "conv2d"):
+        for contender in ("bare", "loop", "stacked"):
+            assert report["host_steps_per_second"][host][contender]["2"] > 0
+    assert 0 < report["bookkeeping_share"] < 1
+    assert 0 < report["counterfactual_share"] < 1
+    assert report["growth"]["hosts"]["2"]["peak_mb"] > 0
+    assert report["ppo_update"]["ours_s"]
+    assert "host steps per second" in capsys.readouterr().out

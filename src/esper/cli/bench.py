@@ -4,16 +4,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from esper.cli.output import check_seed, check_writable, write_json
+from esper.cli.speed_tables import print_speed
 from esper.leyline import InputError
 
 if TYPE_CHECKING:
     from esper.api import Progress, Row
 
+_QUICK_LSTM = 16
 _PAIR = ("mnist1d", "mnist1d-shuffled")
 
 
@@ -153,34 +155,42 @@ def _row_numbers(row: "Row") -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Time one update of the learner, in CPU-seconds, beside sb3-contrib's RecurrentPPO on the same shapes."""
+    """Time the training of hosts beside a bare PyTorch loop, a whole step, and one update of the learner.
+
+    All in CPU-seconds with one thread; about six minutes. The update stands beside sb3-contrib's RecurrentPPO.
+    """
 
     repeats: int = 3
     """Interleaved repeats; medians are shown."""
+    batch_size: int = 32
+    """Samples in a minibatch of a host."""
+    quick: bool = False
+    """Only see whether everything runs, in seconds."""
     json: Path | None = None
     """Write the numbers to this file too."""
 
     def run(self) -> bool:
-        """Measure, and print the table."""
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
+        """Measure, and print the tables."""
+        from dataclasses import replace
 
-        from esper.simic.bench import bench_ppo_update
+        from esper.api.speed import DEFAULT, QUICK, bench_growth, bench_host_steps, bench_whole_step
+        from esper.simic.bench import LSTM_SIZES, bench_ppo_update
 
         check_writable(self.json)
         _check_at_least(1, "--repeats", self.repeats)
+        _check_at_least(1, "--batch-size", self.batch_size)
+        settings = replace(QUICK if self.quick else DEFAULT, batch_size=self.batch_size)
+        if not self.quick:
+            settings = replace(settings, repeats=self.repeats)
+        report: dict[str, Any] = {}
         with _progress() as progress:
-            progress("updates of LSTM 128 and 512, a minute", 0, 1)
-            report = bench_ppo_update(repeats=self.repeats)
-        update = report["ppo_update"]
-        table = Table("LSTM", "our update, s", "RecurrentPPO, s", "ratio", "one decision, ms", box=box.SIMPLE)
-        for size, ours in update["ours_s"].items():
-            theirs = [f"{update[key][size]:.2f}" if update[key] else "-" for key in ("sb3_s", "speedup")]
-            table.add_row(size, f"{ours:.3f}", *theirs, f"{report['act_step_ms'][size]:.2f}")
-        Console().print(table)
-        if update["note"]:
-            Console().print(update["note"], markup=False)
+            for part in (bench_host_steps, bench_whole_step, bench_growth):
+                report |= part(settings, progress)
+            progress("updates of the learner, a minute", 0, 1)
+            sizes = (_QUICK_LSTM,) if self.quick else LSTM_SIZES
+            report |= bench_ppo_update(sizes, repeats=1 if self.quick else self.repeats)
+        report["setting"] |= {"batch_size": self.batch_size, "optimizer": "AdamW, fused; host and seeds clipped apart"}
+        print_speed(report)
         write_json(self.json, report)
         return True
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from esper.kasmina.hosts.registry import Host, host
+from esper.kasmina.hosts.registry import BlockHost, host
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _MeanOverPositions(nn.Module):
 
 
 @host("conv1d", Conv1dConfig())
-class Conv1dHost(Host):
+class Conv1dHost(BlockHost):
     """Stride-2 convolutions with ReLU over series `[N, L]` or `[N, C, L]`, then pooling and a linear layer."""
 
     def __init__(self, config: Conv1dConfig) -> None:
@@ -71,7 +71,7 @@ def _conv2d_block(before: int, after: int, convs: int, stride: int) -> nn.Sequen
 
 
 @host("conv2d", Conv2dConfig(), cifar10=Conv2dConfig(channels=(32, 64, 128), convs_per_block=2))
-class Conv2dHost(Host):
+class Conv2dHost(BlockHost):
     """Convolutions with GroupNorm over images `[N, C, H, W]`; every block but the first halves the image."""
 
     def __init__(self, config: Conv2dConfig) -> None:

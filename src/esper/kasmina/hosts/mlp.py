@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from esper.kasmina.hosts.registry import Host, host
+from esper.kasmina.hosts.registry import BlockHost, host
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class MLPConfig:
 
 
 @host("mlp", MLPConfig())
-class MLPHost(Host):
+class MLPHost(BlockHost):
     """Linear layers with ReLU; inputs `[N, ...]` are flattened."""
 
     def __init__(self, config: MLPConfig) -> None:

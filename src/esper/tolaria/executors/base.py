@@ -12,6 +12,8 @@ from esper.kasmina import Catalogue, GraftedModel, Site, SlotTable
 from esper.tolaria.tasks import OptimizerSettings, Split, Task
 
 _WARM_UP_EPOCHS = 2
+CLIP_EPS = 1e-6
+"""What torch adds to a norm before it divides by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,48 +1,25 @@
 """Running many copies of a module at once, each with parameters and inputs of its own."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
 from esper.leyline import InputError
+from esper.tolaria.executors.row_layers import ROW_LAYERS, row_class
 
-
-class _ConvByProduct(nn.Conv1d):
-    """A convolution over series as one matrix product.
-
-    Stacked, it becomes a batched product; what vmap makes of a convolution is one of many groups, which is slow.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same as `nn.Conv1d`."""
-        kernel, stride, padding = self.kernel_size[0], self.stride[0], int(self.padding[0])
-        windows = F.pad(x.transpose(1, 2), (0, 0, padding, padding)).unfold(1, kernel, stride)
-        if self.groups == 1:
-            # Of two axes each, so that vmap makes one product per copy of it and not one per sample.
-            out = (windows.reshape(-1, x.shape[1] * kernel) @ self.weight.flatten(1).T).unflatten(0, windows.shape[:2])
-        else:
-            out = (windows * self.weight.squeeze(1)).sum(3)
-        return (out if self.bias is None else out + self.bias).transpose(1, 2)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def can_replace(module: nn.Module) -> bool:
-        """Whether this class computes what `module` does."""
-        return (
-            type(module) is nn.Conv1d
-            and module.padding_mode == "zeros"
-            and isinstance(module.padding, tuple)
-            and module.dilation == (1,)
-            and module.groups in (1, module.in_channels)
-            and module.out_channels % module.groups == 0
-            and (module.groups == 1 or module.out_channels == module.in_channels)
-        )
+_TRIAL_COPIES, _TRIAL_SAMPLES = 2, 3
 
 
 class Batched:
-    """A module as a function of stacked parameters `[R, ...]` and stacked inputs `[R, B, ...]`."""
+    """A module as a function of stacked parameters `[R, ...]` and stacked inputs `[R, B, ...]`.
+
+    Two ways: *folded*, the samples of all copies as one batch through row layers, and `vmap`, which knows every
+    module but costs several times as much per call. The first call tries both on random numbers, and where folding
+    gives something else, as in a module that mixes samples, `vmap` it is.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         if list(module.buffers()) or any(isinstance(part, nn.modules.dropout._DropoutNd) for part in module.modules()):
@@ -50,78 +27,105 @@ class Batched:
                 f"{type(module).__name__} keeps running statistics or draws random numbers, so copies of it cannot "
                 "run as one; use the executor 'loop'"
             )
-        for part in module.modules():
-            if _ConvByProduct.can_replace(part):
-                part.__class__ = _ConvByProduct
-        self.module = module
         self.shapes = [parameter.shape for parameter in module.parameters()]
         self.size = sum(shape.numel() for shape in self.shapes)
-        self._places = [
-            (owner, name) for owner in module.modules() for name, p in owner._parameters.items() if p is not None
-        ]
-        self._each = vmap(self._call)
-        self._shared = vmap(self._call, in_dims=(0, None))
+        self._plain, self._folded = _Parametrised(module), _Parametrised(_with_row_layers(module))
+        self._folds: bool | None = None
+        self._mapped = vmap(self._plain)
 
     def __call__(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         """The outputs `[R, B, ...]`."""
-        result: Tensor = self._each(tuple(parameters), x)
+        if self._folds is None:
+            self._folds = self._try_folding(x)
+        if self._folds:
+            return self._fold(parameters, x)
+        result: Tensor = self._mapped(tuple(parameters), x)
         return result
 
     def on_shared(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         """The outputs of all copies on the same inputs `[B, ...]`."""
-        result: Tensor = self._shared(tuple(parameters), x)
-        return result
+        return self(parameters, x.expand(len(parameters[0]), *x.shape))
 
-    def _call(self, parameters: tuple[Tensor, ...], x: Tensor) -> Tensor:
+    def _fold(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+        rows, samples = x.shape[:2]
+        own = [
+            _per_sample(parameter, samples, x.ndim - 2) if bare else parameter
+            for parameter, bare in zip(parameters, self._folded.bare, strict=True)
+        ]
+        out = self._folded(own, x.flatten(0, 1))
+        return out.view(rows, samples, *out.shape[1:])
+
+    def _try_folding(self, x: Tensor) -> bool:
+        """Whether folding gives what `vmap` gives, on random parameters: real ones may be born 0."""
+        if not x.is_floating_point():
+            return False
+        dice = torch.Generator().manual_seed(0)
+        trial = torch.randn(_TRIAL_COPIES, _TRIAL_SAMPLES, *x.shape[2:], generator=dice, dtype=x.dtype)
+        shapes = [(_TRIAL_COPIES, *shape) for shape in self.shapes]
+        with torch.no_grad():
+            parameters = tuple(torch.randn(shape, generator=dice, dtype=x.dtype) for shape in shapes)
+            try:
+                folded = self._fold(parameters, trial)
+            except RuntimeError:  # shapes that do not fit: something in the module is not per sample
+                return False
+            mapped = self._mapped(parameters, trial)
+        return folded.shape == mapped.shape and torch.allclose(folded, mapped, rtol=1e-3, atol=1e-4)
+
+
+class _Parametrised:
+    """A module called with parameters from outside, in the order of `module.parameters()`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._places = [
+            (owner, name) for owner in module.modules() for name, p in owner._parameters.items() if p is not None
+        ]
+        self.bare = [not isinstance(owner, ROW_LAYERS) for owner, _ in self._places]
+        """Of each parameter: whether it belongs to no row layer."""
+
+    def __call__(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         # What torch.func.functional_call does, without looking the names up again at every call.
         own = [owner._parameters[name] for owner, name in self._places]
         try:
             for (owner, name), given in zip(self._places, parameters, strict=True):
                 owner._parameters[name] = given  # type: ignore[assignment]
-            result: Tensor = self.module(x)
+            result: Tensor = self._module(x)
         finally:
             for (owner, name), parameter in zip(self._places, own, strict=True):
                 owner._parameters[name] = parameter
         return result
 
 
+def _with_row_layers(module: nn.Module) -> nn.Module:
+    """A copy whose layers take stacked parameters, as far as there are such layers."""
+    copied = copy.deepcopy(module)
+    for part in copied.modules():
+        part.__class__ = row_class(part) or part.__class__
+    return copied
+
+
+def _per_sample(parameter: Tensor, samples: int, sample_axes: int) -> Tensor:
+    """`[R, ...]` to `[R * B, ...]`, with as many axes as the module's input, so that it broadcasts as it did."""
+    rows, *shape = parameter.shape
+    aligned = parameter.reshape(rows, 1, *[1] * (sample_axes - len(shape)), *shape)
+    return aligned.expand(-1, samples, *aligned.shape[2:]).flatten(0, 1)
+
+
 class GatherRows(torch.autograd.Function):
-    """Rows `index` of `h`, where only rows marked in `passes` send a gradient back; no row may occur twice."""
+    """Rows `index` of `h`, of which only those at `passing` send a gradient back; no row may occur twice."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, index: Tensor, passes: Tensor) -> Tensor:
+    def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, index: Tensor, passing: Tensor) -> Tensor:
         """Gather."""
-        ctx.save_for_backward(index[passes], passes)
+        ctx.save_for_backward(index, passing)
         ctx.shape = h.shape  # type: ignore[attr-defined]
-        return h[index]
+        return h.index_select(0, index)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Scatter."""
-        target, passes = ctx.saved_tensors  # type: ignore[attr-defined]
+        index, passing = ctx.saved_tensors  # type: ignore[attr-defined]
         result = gradient.new_zeros(ctx.shape)  # type: ignore[attr-defined]
-        result[target] = gradient[passes]
-        return result, None, None
-
-
-class AddRows(torch.autograd.Function):
-    """`h` with `scale * delta` added to its rows `index`, of which none may occur twice."""
-
-    @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, h: Tensor, delta: Tensor, index: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Add."""
-        ctx.save_for_backward(index, scale)
-        result = h.clone()
-        result[index] += scale * delta
-        return result
-
-    @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx,
-        gradient: Tensor,
-    ) -> tuple[Tensor, Tensor, None, None]:
-        """The host's gradient passes; the seeds' is scaled."""
-        index, scale = ctx.saved_tensors  # type: ignore[attr-defined]
-        return gradient, scale * gradient[index], None, None
+        if len(passing) < len(index):
+            index, gradient = index[passing], gradient.index_select(0, passing)
+        return result.index_add_(0, index, gradient), None, None

@@ -28,10 +28,10 @@ class Crossing:
     sizes: tuple[int, ...]
     owner: Tensor
     """The host of each seed."""
-    blended: Tensor
-    """Bool for each seed: it acts on the trunk."""
     blended_at: Tensor
-    """Positions of the blended seeds."""
+    """Positions of the blended seeds, which act on the trunk."""
+    blended_owner: Tensor
+    """Their hosts."""
     alpha: Tensor
     """Of the blended seeds."""
     left_out: Tensor
@@ -81,8 +81,7 @@ def _cross(
     groups: Owners, alpha: Tensor, isolated: Tensor, branches: Tensor, leave_out: bool, try_out: bool
 ) -> Crossing:
     owner = torch.cat(list(groups.values()))
-    blended = ~isolated[owner]
-    blended_at, isolated_at = blended.nonzero().flatten(), isolated[owner].nonzero().flatten()
+    blended_at, isolated_at = ((isolated[owner] == kind).nonzero().flatten() for kind in (False, True))
     none = blended_at[:0]
     passing = []
     for place, group_owner in enumerate(groups.values()):
@@ -97,8 +96,8 @@ def _cross(
         tuple(groups),
         tuple(len(hosts) for hosts in groups.values()),
         owner,
-        blended,
         blended_at,
+        owner[blended_at],
         alpha[owner[blended_at]],
         blended_at if leave_out else none,
         isolated_at if try_out else none,

@@ -1,17 +1,17 @@
 """Parameters of many copies of one module as rows of a matrix, and an optimiser that steps them all at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from esper.tolaria.executors.base import CLIP_EPS
 from esper.tolaria.tasks import OptimizerSettings
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
-_CLIP_EPS = 1e-6
 
 
 @dataclass(slots=True)
@@ -56,44 +56,83 @@ def flatten(module: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
+def views(matrix: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Views of `matrix [R, P]` as stacked tensors `[R, *shape]`."""
+    pieces = matrix.split([shape.numel() for shape in shapes], 1)
+    return [piece.view(-1, *shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
 def leaves(weights: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     """Views of `weights [R, P]` as stacked parameters `[R, *shape]` that gradients can be taken of."""
-    sizes = [shape.numel() for shape in shapes]
-    pieces = weights.split(sizes, 1)
-    return [piece.view(-1, *shape).detach().requires_grad_() for piece, shape in zip(pieces, shapes, strict=True)]
+    return [view.detach().requires_grad_() for view in views(weights, shapes)]
 
 
 def clip(gradients: Sequence[Tensor], max_norm: float) -> list[Tensor]:
     """Scale each row of each `[R, P]` down to `max_norm`, in place; returns the norms before, `[R]` each."""
     norms = [torch.linalg.vector_norm(gradient, dim=1) for gradient in gradients]
     for gradient, norm in zip(gradients, norms, strict=True):
-        gradient.mul_((max_norm / (norm + _CLIP_EPS)).clamp_(max=1.0)[:, None])
+        gradient.mul_((max_norm / (norm + CLIP_EPS)).clamp_(max=1.0)[:, None])
     return norms
 
 
-def step(groups: Sequence[Rows], gradients: Sequence[Tensor], rates: Sequence[Tensor], how: OptimizerSettings) -> None:
-    """One optimiser step of all groups, each row with its own learning rate (`rates`, `[R]` each) and step count."""
-    (_adamw if how.name == "adamw" else _sgd)(groups, gradients, rates, how)
+class RowOptimizer:
+    """Steps the rows of hosts and of groups of seeds for as long as no row comes or goes, say for an epoch.
 
+    Rows whose hosts began at the same step share a learning rate; torch's fused kernels step all of them in one call,
+    each with its own step count, and read and write every number once.
+    """
 
-def _adamw(
-    groups: Sequence[Rows], gradients: Sequence[Tensor], rates: Sequence[Tensor], how: OptimizerSettings
-) -> None:
-    first_beta, second_beta = _BETAS
-    firsts, seconds = [rows.first for rows in groups], [rows.second for rows in groups]
-    torch._foreach_lerp_(firsts, list(gradients), 1 - first_beta)
-    torch._foreach_mul_(seconds, second_beta)
-    torch._foreach_addcmul_(seconds, list(gradients), list(gradients), 1 - second_beta)
-    for rows, denominator, rate in zip(groups, torch._foreach_sqrt(seconds), rates, strict=True):
-        rows.steps += 1
-        denominator.div_((1 - second_beta**rows.steps).sqrt_()[:, None]).add_(_EPS)
-        stride = -rate / (1 - first_beta**rows.steps)
-        rows.weights.mul_((1 - rate * how.weight_decay)[:, None])
-        rows.weights.addcmul_(torch.div(rows.first, denominator, out=denominator), stride[:, None])
+    def __init__(self, groups: Sequence[Rows], starts: Tensor, how: OptimizerSettings) -> None:
+        self._groups = groups
+        self._how = how
+        self._cohorts: dict[tuple[int, bool], list[int]] = {}
+        owners = [(owner, place > 0) for place, group in enumerate(groups) for owner in group.owner.tolist()]
+        for place, (owner, is_seed) in enumerate(owners):
+            self._cohorts.setdefault((int(starts[owner]), is_seed), []).append(place)
+        columns = (spec.name for spec in fields(Rows) if spec.name != "owner")
+        self._rows = {name: [row for group in groups for row in getattr(group, name).unbind()] for name in columns}
 
+    def step(self, gradients: Sequence[Tensor], rates: Mapping[int, float]) -> None:
+        """One step along `gradients`, `[R, P]` for each group; `rates` has a learning rate for each of `starts`."""
+        rows = [row for gradient in gradients for row in gradient.unbind()]
+        for group in self._groups:
+            group.steps += 1
+        run = self._adamw if self._how.name == "adamw" else self._sgd
+        for (start, is_seed), places in self._cohorts.items():
+            rate = rates[start] * (self._how.seed_lr_scale if is_seed else 1.0)
+            run([rows[place] for place in places], places, rate)
 
-def _sgd(groups: Sequence[Rows], gradients: Sequence[Tensor], rates: Sequence[Tensor], how: OptimizerSettings) -> None:
-    for rows, gradient, rate in zip(groups, gradients, rates, strict=True):
-        gradient.add_(rows.weights, alpha=how.weight_decay)
-        rows.first.mul_(how.momentum).add_(gradient)
-        rows.weights.addcmul_(rows.first, -rate[:, None])
+    def _adamw(self, gradients: list[Tensor], places: list[int], rate: float) -> None:
+        torch._fused_adamw_(
+            self._column("weights", places),
+            gradients,
+            self._column("first", places),
+            self._column("second", places),
+            [],
+            self._column("steps", places),
+            amsgrad=False,
+            lr=rate,
+            beta1=_BETAS[0],
+            beta2=_BETAS[1],
+            weight_decay=self._how.weight_decay,
+            eps=_EPS,
+            maximize=False,
+        )
+
+    def _sgd(self, gradients: list[Tensor], places: list[int], rate: float) -> None:
+        torch._fused_sgd_(
+            self._column("weights", places),
+            gradients,
+            self._column("first", places),
+            weight_decay=self._how.weight_decay,
+            momentum=self._how.momentum,
+            lr=rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def _column(self, name: str, places: list[int]) -> list[Tensor]:
+        column = self._rows[name]
+        return [column[place] for place in places]

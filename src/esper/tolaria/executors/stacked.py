@@ -10,9 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.kasmina import NOT_MEASURED, GraftedModel, SlotTable, find_blueprint, graft
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, losses_and_accuracies, score_of
-from esper.tolaria.executors.batched import AddRows, Batched, GatherRows
+from esper.tolaria.executors.batched import Batched, GatherRows
 from esper.tolaria.executors.routes import Crossing, Route, plan_route
-from esper.tolaria.executors.rows import Rows, clip, flatten, leaves, step
+from esper.tolaria.executors.rows import RowOptimizer, Rows, clip, flatten, leaves, views
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
 from esper.tolaria.tasks import Split, Task
 
@@ -124,7 +124,20 @@ class StackedExecutor:
         rates = self._rates(count)
         route = self._route(leave_out=False, try_out=True)
         tensors = self._leaves()
-        results = [self._train_batch(route, tensors, batches[i], rates[i]) for i in range(count)]
+        groups = self._now.groups()
+        optimizer = RowOptimizer(groups, self._steps, task.optimizer)
+        gradients = [torch.empty_like(rows.weights) for rows in groups]
+        pieces = [
+            piece
+            for matrix, group in zip(gradients, tensors.groups(), strict=True)
+            for piece in views(matrix, [leaf.shape[1:] for leaf in group])
+        ]
+        results = []
+        for samples, rate in zip(batches, rates, strict=True):
+            shown = self._backward(route, tensors, samples, pieces)
+            norms = clip(gradients, task.optimizer.clip_norm)
+            optimizer.step(gradients, rate)
+            results.append((*shown, *norms))
         self._steps += count
         means = [torch.stack(column).mean(0).to(torch.float32) for column in zip(*results, strict=True)]
         loss, accuracy, host_norm, *group_norms = means
@@ -133,21 +146,18 @@ class StackedExecutor:
             seed_norms[rows.owner, slot] = norm
         return EpochResult(loss, score_of(task, loss, accuracy), host_norm, seed_norms)
 
-    def _train_batch(self, route: Route, tensors: "_Leaves", samples: Tensor, rates: Tensor) -> tuple[Tensor, ...]:
-        """One optimiser step of all hosts; returns loss, accuracy, and the gradient norms of hosts and groups."""
+    def _backward(
+        self, route: Route, tensors: "_Leaves", samples: Tensor, pieces: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Write the gradients of all leaves into `pieces`; returns loss and accuracy."""
         y = self._train_y[samples]
         logits, branch_logits = self._forward(route, tensors, self._train_x[samples])
         loss, accuracy = losses_and_accuracies(logits, y)
         total = loss.sum()
         if branch_logits is not None:
             total = total + losses_and_accuracies(branch_logits, y[route.branch_owner])[0].sum()
-        gradients = iter(torch.autograd.grad(total, tensors.all()))
-        flat = [torch.cat([next(gradients).flatten(1) for _ in group], 1) for group in tensors.groups()]
-        groups, how = self._now.groups(), self._task.optimizer
-        norms = clip(flat, how.clip_norm)
-        seed_rates = rates * how.seed_lr_scale
-        step(groups, flat, [rates, *(seed_rates[rows.owner] for rows in self._now.seeds.values())], how)
-        return (loss.detach(), accuracy, *norms)
+        torch._foreach_copy_(pieces, torch.autograd.grad(total, tensors.all()))
+        return loss.detach(), accuracy
 
     def _forward(
         self, route: Route, tensors: "_Leaves", x: Tensor, *, shared: bool = False
@@ -170,7 +180,7 @@ class StackedExecutor:
     ) -> tuple[Tensor, Tensor | None]:
         """Let the seeds of one slot act on the trunk and on the branches, and let new branches begin."""
         keys = [(slot, blueprint) for blueprint in crossing.groups]
-        pieces = GatherRows.apply(h, crossing.owner, crossing.blended).split(crossing.sizes)  # type: ignore[no-untyped-call]
+        pieces = GatherRows.apply(h, crossing.owner, crossing.blended_at).split(crossing.sizes)  # type: ignore[no-untyped-call]
         run = zip(keys, pieces, strict=True)
         delta = torch.cat([self._blueprint(key)(tensors.seeds[key], piece) for key, piece in run])
         trailing = [1] * (h.ndim - 1)
@@ -183,7 +193,8 @@ class StackedExecutor:
             born.append(h.detach()[crossing.owner[crossing.tried]] + delta[crossing.tried])
         if len(crossing.blended_at):
             alpha = crossing.alpha.to(h.dtype).view(-1, *trailing)
-            h = AddRows.apply(h, delta[crossing.blended_at], crossing.owner[crossing.blended_at], alpha)  # type: ignore[no-untyped-call]
+            blended = delta if len(alpha) == len(delta) else delta[crossing.blended_at]
+            h = h.index_add(0, crossing.blended_owner, alpha * blended)
         if born:
             branches = torch.cat(born if branches is None else [branches, *born])
         return h, branches
@@ -295,14 +306,11 @@ class StackedExecutor:
                 self._blueprints[key] = Batched(find_blueprint(shape.family, blueprint).build(shape).to(self._dtype))
         return self._blueprints[key]
 
-    def _rates(self, count: int) -> Tensor:
-        """`[count, N]`: the learning rates of the next minibatches of each host."""
-        total, per_epoch = self._length * count, count
-        rates = {
-            start: [learning_rate(self._task.optimizer, start + i, per_epoch, total) for i in range(count)]
-            for start in set(self._steps.tolist())
-        }
-        return torch.tensor([rates[start] for start in self._steps.tolist()], dtype=self._dtype).T.contiguous()
+    def _rates(self, count: int) -> list[dict[int, float]]:
+        """The learning rate of each of the next `count` minibatches, by the step at which a host begins the epoch."""
+        how, total = self._task.optimizer, self._length * count
+        starts = set(self._steps.tolist())
+        return [{start: learning_rate(how, start + i, count, total) for start in starts} for i in range(count)]
 
     def _batch_stream(self, streams: Streams) -> BatchStream:
         return BatchStream(len(self._train_y), self._task.batch_size, streams.shuffle)

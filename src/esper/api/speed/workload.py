@@ -1,0 +1,120 @@
+"""What is timed: hosts on random data with seeds in half of their slots, for the executors and as plain modules."""
+
+import itertools
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+
+from esper.kasmina import Catalogue, Site, SlotTable, find_blueprint, graft, plant_fossils
+from esper.tolaria import OptimizerSettings, Split, Splits, Task
+
+_INPUT_SHAPES = {"mlp": (40,), "conv1d": (40,), "conv2d": (3, 32, 32)}
+_CLASSES = 10
+_OPTIMIZER = OptimizerSettings(lr=1e-3)
+_SPLITS = (1024, 256, 256)
+
+
+def random_splits(shape: tuple[int, ...], sizes: tuple[int, int, int]) -> Splits:
+    """Noise with random labels, always the same: only shapes matter for timing."""
+    generator = torch.Generator().manual_seed(0)
+
+    def split(num: int) -> Split:
+        x = torch.randn(num, *shape, generator=generator)
+        return Split(x, torch.randint(_CLASSES, (num,), generator=generator))
+
+    return Splits(*(split(num) for num in sizes))
+
+
+@cache
+def _load(host: str) -> Splits:
+    return random_splits(_INPUT_SHAPES[host], _SPLITS)
+
+
+def host_task(host: str, batch_size: int, batches_per_epoch: int) -> Task:
+    """A task on random data for a host of the zoo with its default settings."""
+    return Task(
+        f"speed-{host}",
+        "random data",
+        _LOADERS[host],
+        host,
+        _CLASSES,
+        optimizer=_OPTIMIZER,
+        batch_size=batch_size,
+        batches_per_epoch=batches_per_epoch,
+    )
+
+
+# One function object per host, because a task's data is kept by the function that loads it.
+_LOADERS = {host: (lambda host=host: _load(host)) for host in _INPUT_SHAPES}
+
+
+def half_planted(num_hosts: int, catalogue: Catalogue) -> SlotTable:
+    """A table with every second slot blended at alpha 1, going round the blueprints that fit it."""
+    num_slots = len(catalogue.fits)
+    turns = [itertools.cycle(fitting.nonzero().flatten().tolist()) for fitting in catalogue.fits]
+    rows = []
+    for host in range(num_hosts):
+        planted = {slot: next(turns[slot]) + 1 for slot in range(num_slots) if (host + slot) % 2 == 0}
+        rows.append(plant_fossils(SlotTable.empty(1, num_slots), planted, catalogue).columns())
+    return SlotTable(**{name: torch.cat([row[name] for row in rows]) for name in rows[0]})
+
+
+class BareNetwork(nn.Module):
+    """A host and its seeds as anyone would write them by hand: `h = part(h); h = h + seed(h)`."""
+
+    def __init__(self, parts: list[nn.Module], seeds: list[nn.Module | None]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.seeds = nn.ModuleList([nn.Identity() if seed is None else seed for seed in seeds])
+        self.steps = list(itertools.zip_longest(parts, seeds))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        h = x
+        for part, seed in self.steps:
+            h = part(h)
+            if seed is not None:
+                h = h + seed(h)
+        return h
+
+
+class BareTrainer:
+    """One network, trained as plainly as its task allows: AdamW, host and each seed clipped apart."""
+
+    def __init__(self, task: Task, sites: tuple[Site, ...], blueprints: list[int]) -> None:
+        host = task.build_host()
+        pairs = zip(sites, blueprints, strict=True)
+        seeds = [find_blueprint(site.shape.family, id_).build(site.shape) if id_ else None for site, id_ in pairs]
+        self.network = BareNetwork([host.get_submodule(part) for part in host.parts], list(seeds))
+        how = task.optimizer
+        self._optimizer = AdamW(self.network.parameters(), how.lr, weight_decay=how.weight_decay, fused=True)
+        self.clipped = [list(host.parameters()), *(list(seed.parameters()) for seed in seeds if seed is not None)]
+        self._clip_norm = how.clip_norm
+        self._train = task.splits().train
+        self._batches = self._shuffled(task.batch_size)
+
+    def _shuffled(self, batch_size: int) -> Iterator[Tensor]:
+        while True:
+            yield from torch.randperm(len(self._train)).split(batch_size)
+
+    def train(self, batches: int) -> None:
+        """Some minibatches."""
+        for rows in itertools.islice(self._batches, batches):
+            x, y = self._train.x[rows], self._train.y[rows]
+            self._optimizer.zero_grad()
+            F.cross_entropy(self.network(x), y).backward()
+            for parameters in self.clipped:
+                clip_grad_norm_(parameters, self._clip_norm)
+            self._optimizer.step()
+
+
+def sites_of(task: Task) -> tuple[tuple[Site, ...], Catalogue]:
+    """The slots of a task's host and what fits them."""
+    host = task.build_host()
+    model = graft(host, at=host.slot_sites, example=task.splits().val.x[:2])
+    return model.sites, model.catalogue
