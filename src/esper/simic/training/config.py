@@ -49,7 +49,7 @@ class TrainingConfig:
     executor: str = "auto"
     """How hosts run: loop, stacked, or auto, which times both for a moment."""
     workers: int = 1
-    """Processes that hosts are spread over."""
+    """Processes that hosts are spread over, at least one for each task; 1: everything runs in this process."""
     device: str = "auto"
     """Where the controller lives; auto takes CUDA where there is one."""
     telemetry: Literal["off", "normal", "debug"] = "normal"

@@ -1,6 +1,7 @@
 """The world of a run: hosts of several tasks side by side, seen by the controller as one batch of environments."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -90,14 +91,9 @@ class GrowthWorld:
         if len(slots) > 1:
             raise InputError(f"tasks must have hosts with the same number of slots; these have {sorted(slots)}")
         self.num_slots = slots.pop()
-        self._envs: list[Environment] = []
-        for task in config.tasks:
-            recipe = HostRecipe(task, config.episode_settings(), config.executor, config.reward)
-            hosts = config.envs * (_TWO if self.twins else 1)
-            if config.workers > 1:
-                self._envs.append(WorkerPool(recipe, hosts, min(config.workers, hosts)))
-            else:
-                self._envs.append(recipe(Shard(0, hosts), Hub()))
+        self._envs = _make_envs(config)
+        # Tasks in workers of their own run at the same time: the threads only wait for them.
+        self._threads = ThreadPoolExecutor(len(self._envs)) if config.workers > 1 else None
 
     def reset(self, round_index: int) -> tuple[Tensor, Masks]:
         """Begin the episodes of a round, which follow from the run's seed and the number of the round."""
@@ -112,10 +108,9 @@ class GrowthWorld:
 
     def step(self, actions: Tensor) -> Transition:
         """Take one action per host."""
-        parts = [
-            self._transition(env.step(self._with_twins(part)))
-            for env, part in zip(self._envs, actions.split(self._per_task), strict=True)
-        ]
+        shares = [self._with_twins(part) for part in actions.split(self._per_task)]
+        run = map if self._threads is None else self._threads.map
+        parts = [self._transition(step) for step in run(lambda env, share: env.step(share), self._envs, shares)]
         names = [name for name in Transition.__dataclass_fields__ if name not in ("masks", "components")]
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
         components = {name: torch.cat([part.components[name] for part in parts]) for name in parts[0].components}
@@ -134,6 +129,8 @@ class GrowthWorld:
         """End the workers."""
         for env in self._envs:
             env.close()
+        if self._threads is not None:
+            self._threads.shutdown()
 
     def _with_twins(self, actions: Tensor) -> Tensor:
         """Hosts and twins take turns; a twin waits."""
@@ -161,6 +158,17 @@ class GrowthWorld:
             added_params=self._own(table.added_params),
             kept=self._own((table.stage == Stage.FOSSILIZED).sum(1)),
         )
+
+
+def _make_envs(config: TrainingConfig) -> list[Environment]:
+    """One environment per task; workers are shared out among them, at least one to each."""
+    hosts = config.envs * (_TWO if config.twins else 1)
+    workers = min(hosts, max(1, config.workers // len(config.tasks)))
+    envs: list[Environment] = []
+    for task in config.tasks:
+        recipe = HostRecipe(task, config.episode_settings(), config.executor, config.reward)
+        envs.append(WorkerPool(recipe, hosts, workers) if config.workers > 1 else recipe(Shard(0, hosts), Hub()))
+    return envs
 
 
 def _join(parts: Sequence[Masks]) -> Masks:
