@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.leyline import InputError, Op, Stage
+from esper.leyline import Blend, InputError, Op, Stage
 from esper.tamiyo import (
     Controller,
     Heuristic,
@@ -91,7 +91,7 @@ def test_a_stall_needs_a_history_as_long() -> None:
 def test_a_host_that_learns_nothing_has_stalled_by_its_third_epoch() -> None:
     frozen = tiny_task(optimizer=replace(tiny_task().optimizer, lr=1e-12))
     episode = Episode(frozen, 0)
-    controller = Heuristic(HeuristicSettings(first_epoch=3, latest_epoch=20))
+    controller = Heuristic(HeuristicSettings(first_epoch=3, latest_epoch=20, time_needed=0.3))
     controller.reset(1, 0)
     ops = []
     for _ in range(4):
@@ -141,8 +141,21 @@ def test_the_heuristic_gives_a_seed_time_to_earn_its_rent() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])
-def test_the_heuristic_waits_for_its_one_unfinished_seed(stage: Stage) -> None:
-    assert decide(situation_with(stage=stage.value))[3] == Op.WAIT
+def test_the_heuristic_waits_while_it_has_enough_seeds_on_trial(stage: Stage) -> None:
+    situation = situation_with(stage=stage.value)
+    assert decide(situation, time_needed=0.0, max_unfinished=1)[3] == Op.WAIT
+    assert decide(situation, time_needed=0.0, max_unfinished=2)[3] == Op.GERMINATE
+
+
+def test_the_heuristic_judges_before_it_plants() -> None:
+    situation = situation_with(contribution=0.5)
+    situation.table.stage[0, 1] = Stage.TRAINING.value
+    assert decide(situation, time_needed=0.0, max_unfinished=3) == [0, 0, 0, Op.FOSSILIZE]
+
+
+def test_the_heuristic_plants_beside_a_seed_that_still_has_to_earn_its_rent() -> None:
+    situation = situation_with(contribution=0.0, epochs_in_stage=1)
+    assert decide(situation, time_needed=0.0, patience=3, order=(0,)) == [1, 0, Blend.LINEAR, Op.GERMINATE]
 
 
 def dormant(epoch: int, gain: float) -> Situation:
@@ -153,16 +166,45 @@ def dormant(epoch: int, gain: float) -> Situation:
 
 
 def test_the_heuristic_grows_on_a_stall_or_at_the_latest_epoch() -> None:
-    numbers = {"first_epoch": 3, "latest_epoch": 6, "stall_gain": 0.01, "stall_epochs": 3}
+    numbers = {"first_epoch": 3, "latest_epoch": 6, "stall_gain": 0.01, "stall_epochs": 3, "time_needed": 0.3}
     assert decide(dormant(2, 0.0), **numbers)[3] == Op.WAIT
     assert decide(dormant(3, 0.0), **numbers)[3] == Op.GERMINATE
     assert decide(dormant(3, 0.2), **numbers)[3] == Op.WAIT
     assert decide(dormant(6, 0.2), **numbers)[3] == Op.GERMINATE
-    assert decide(dormant(18, 0.0), **numbers, steps_needed=8)[3] == Op.WAIT
+
+
+def test_the_heuristic_plants_nothing_when_too_little_of_the_episode_is_left() -> None:
+    assert dormant(5, 0.0).episode_length == 25
+    assert decide(dormant(5, 0.0), time_needed=0.8)[3] == Op.GERMINATE
+    assert decide(dormant(6, 0.0), time_needed=0.8)[3] == Op.WAIT
+
+
+def test_the_heuristic_can_begin_before_the_first_epoch() -> None:
+    assert actions_of(Heuristic(HeuristicSettings(first_epoch=0, latest_epoch=0)))[0][3] == Op.GERMINATE
+
+
+def test_the_heuristic_does_not_try_what_costs_more_rent_than_it_allows() -> None:
+    situation = dormant(6, 0.0)
+    rents = (0.03 * situation.catalogue.params[0] / situation.host_params).tolist()
+    assert rents[1] < rents[3]
+    numbers = {"order": (3, 1), "time_needed": 0.0}
+    assert decide(situation, **numbers, max_rent=rents[3] + 1e-6)[1] == 3
+    assert decide(situation, **numbers, max_rent=rents[1] + 1e-6)[1] == 1
+    assert decide(situation, **numbers, max_rent=rents[1] - 1e-6)[3] == Op.WAIT
+
+
+def test_the_heuristic_plants_in_the_first_slot_where_the_rent_is_low_enough() -> None:
+    situation = dormant(6, 0.0)
+    situation.catalogue.params[:, 3] = torch.tensor([90, 50, 40])
+    affordable = 0.03 * 60 / situation.host_params
+    planted = decide(situation, order=(3,), time_needed=0.0, max_rent=affordable)
+    assert planted == [1, 3, Blend.LINEAR, Op.GERMINATE]
 
 
 def test_the_heuristic_tries_each_kind_before_it_repeats_one() -> None:
-    controller = Heuristic(HeuristicSettings(order=(3, 1, 0, 2, 4), patience=0))
+    controller = Heuristic(
+        HeuristicSettings(order=(3, 1, 0, 2, 4), patience=0, max_unfinished=1, max_rent=1.0, time_needed=0.3)
+    )
     planted = [row[1] for row in actions_of(controller) if row[3] == Op.GERMINATE]
     assert planted == [3, 1, 0][: len(planted)]
     assert len(planted) >= 2

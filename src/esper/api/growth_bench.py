@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from esper.api.statistics import Estimate
 from esper.kasmina import build_host
 from esper.leyline import NUM_BLUEPRINTS, InputError
-from esper.tamiyo import Never, Planting, Schedule, make_controller, run_episode
+from esper.tamiyo import Never, Planting, Schedule, make_controller, run_episode, run_episodes
 from esper.tolaria import EpisodeResult, Task
 
 Progress = Callable[[str, int, int], None]
@@ -51,20 +51,17 @@ def compare(task: Task, names: Sequence[str], seeds: Sequence[int], progress: Pr
     """A row per controller; then two static networks as large as what the last controller grew."""
     total = len(seeds) * (len(names) + 2)
     rows: list[Row] = []
-
-    def run(label: str, one: Callable[[int], EpisodeResult]) -> None:
-        results = []
-        for index, seed in enumerate(seeds):
-            progress(f"{task.name}: {label}", len(rows) * len(seeds) + index, total)
-            results.append(one(seed))
-        rows.append(Row(label, tuple(results)))
-
     for name in names:
-        controller = make_controller(name)
-        run(name, lambda seed, controller=controller: run_episode(task, controller, seed))  # type: ignore[misc]
-    grown = dict(zip(seeds, rows[-1].results, strict=True))
-    run("same architecture from scratch", lambda seed: run_from_scratch(task, grown[seed], seed))
-    run("wider host from scratch", lambda seed: run_widened(task, grown[seed], seed))
+        progress(f"{task.name}: {name}", len(rows) * len(seeds), total)
+        rows.append(Row(name, tuple(run_episodes(task, make_controller(name), seeds))))
+    grown = rows[-1].results
+    # Every seed has an architecture of its own here, so these run one by one.
+    for label, run in (("same architecture from scratch", run_from_scratch), ("wider host from scratch", run_widened)):
+        results = []
+        for index, (seed, result) in enumerate(zip(seeds, grown, strict=True)):
+            progress(f"{task.name}: {label}", len(rows) * len(seeds) + index, total)
+            results.append(run(task, result, seed))
+        rows.append(Row(label, tuple(results)))
     return rows
 
 
@@ -118,8 +115,10 @@ def search_schedules(
     for seeds in _HALVINGS:
         for done, (plantings, scores) in enumerate(alive.items()):
             progress(f"schedules on {seeds} seeds", done, len(alive))
-            for seed in range(first_seed + len(scores) // len(tasks), first_seed + seeds):
-                scores += [run_episode(task, Schedule(plantings), seed).val_objective for task in tasks]
+            new = range(first_seed + len(scores) // len(tasks), first_seed + seeds)
+            for task in tasks:
+                results = run_episodes(task, Schedule(plantings), new, test=False)
+                scores += [result.val_objective for result in results]
         ranked = sorted(alive.items(), key=lambda item: -sum(item[1]) / len(item[1]))
         if seeds != _HALVINGS[-1]:
             kept = ranked[: max(2, len(ranked) // 3)]

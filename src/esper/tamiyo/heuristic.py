@@ -1,4 +1,4 @@
-"""The heuristic: grow when learning stalls, try every kind, keep what pays its rent."""
+"""The heuristic: grow early or when learning stalls, try what is affordable, keep what pays its rent."""
 
 from dataclasses import dataclass, field
 
@@ -17,20 +17,24 @@ _UNFINISHED = torch.tensor([Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, St
 class HeuristicSettings:
     """The rule's numbers, tuned on the training tasks."""
 
-    first_epoch: int = 3
+    first_epoch: int = 0
     """Epochs before a stall may lead to growth."""
-    latest_epoch: int = 4
-    """Growth begins after this many epochs even without a stall."""
+    latest_epoch: int = 0
+    """Growth begins after this many epochs even without a stall; 0 grows from the start."""
     stall_gain: float = 0.01
     """A gain in score below this ..."""
     stall_epochs: int = 3
     """... over this many epochs is a stall."""
-    steps_needed: int = 8
-    """Nothing new is germinated with fewer steps left."""
-    patience: int = 3
+    time_needed: float = 0.8
+    """Nothing new is germinated with a smaller share of the episode left: late seeds seem to pay and do not."""
+    patience: int = 8
     """Epochs in HOLDING that a seed is given to earn its rent before it is culled."""
-    margin: float = 0.5
-    """A seed is kept once its contribution exceeds this many times its rent; young seeds still have to grow into it."""
+    margin: float = 1.0
+    """A seed is kept once its contribution exceeds this many times its rent."""
+    max_unfinished: int = 2
+    """How many seeds may be on trial at the same time."""
+    max_rent: float = 0.015
+    """A seed whose rent would be higher than this is not tried."""
     order: tuple[int, ...] = (3, 4, 1, 2, 0)
     """In which order blueprints (head indices) are tried."""
 
@@ -49,7 +53,7 @@ class _Memory:
 
 
 class Heuristic:
-    """One unfinished seed at a time: germinate on a stall, then keep or cull by counterfactual and rent."""
+    """A few seeds on trial side by side: germinate what is affordable, then keep or cull by counterfactual and rent."""
 
     name = "heuristic"
 
@@ -66,9 +70,11 @@ class Heuristic:
         actions = wait(len(self._memories))
         for host, memory in enumerate(self._memories):
             unfinished = torch.isin(situation.table.stage[host], _UNFINISHED).nonzero().flatten().tolist()
-            if unfinished:
-                actions[host] = self._judge(situation, host, unfinished[0], memory)
-            elif self._wants_growth(situation, host):
+            verdicts = [self._judge(situation, host, slot, memory) for slot in unfinished]
+            decided = [verdict for verdict in verdicts if verdict[-1] != Op.WAIT]
+            if decided:
+                actions[host] = decided[0]
+            elif len(unfinished) < self.settings.max_unfinished and self._wants_growth(situation, host):
                 actions[host] = self._germinate(situation, host, memory)
         return actions
 
@@ -89,21 +95,24 @@ class Heuristic:
 
     def _wants_growth(self, situation: Situation, host: int) -> bool:
         epoch = int(situation.signals.epoch[host])
-        if epoch < self.settings.first_epoch or int(situation.steps_left[host]) < self.settings.steps_needed:
+        time_left = int(situation.steps_left[host]) / situation.episode_length
+        if epoch < self.settings.first_epoch or time_left < self.settings.time_needed:
             return False
         history = situation.signals.score_history[host]
         gain = float(history[-1] - history[-1 - self.settings.stall_epochs])
         return epoch >= self.settings.latest_epoch or gain < self.settings.stall_gain
 
     def _germinate(self, situation: Situation, host: int, memory: _Memory) -> Tensor:
-        """The next untried blueprint, or the best-paying, in the first free slot that takes it."""
-        masks = situation.masks
-        for slot in masks.slot[host, Op.GERMINATE].nonzero().flatten().tolist():
-            legal = [index for index in self.settings.order if masks.blueprint[host, slot, index]]
-            untried = [index for index in legal if index not in memory.tried]
-            paying = [index for index in legal if memory.payoff.get(index, -1.0) > 0]
-            if untried or paying:
-                chosen = untried[0] if untried else max(paying, key=lambda index: memory.payoff[index])
-                memory.tried.append(chosen)
-                return torch.tensor([slot, chosen, Blend.LINEAR, Op.GERMINATE])
-        return wait(1)[0]
+        """The next untried blueprint, or else the best-paying, in the first free slot where its rent is low enough."""
+        legal = situation.masks.slot[host, Op.GERMINATE][:, None] & situation.masks.blueprint[host]
+        owed = rent(situation.catalogue.params, situation.host_params, situation.price[host])
+        open_to = legal & (owed <= self.settings.max_rent)
+        possible = [index for index in self.settings.order if open_to[:, index].any()]
+        untried = [index for index in possible if index not in memory.tried]
+        paying = [index for index in possible if memory.payoff.get(index, -1.0) > 0]
+        if not untried and not paying:
+            return wait(1)[0]
+        chosen = untried[0] if untried else max(paying, key=lambda index: memory.payoff[index])
+        memory.tried.append(chosen)
+        slot = int(open_to[:, chosen].nonzero()[0])
+        return torch.tensor([slot, chosen, Blend.LINEAR, Op.GERMINATE])
