@@ -12,8 +12,6 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 from esper.kasmina import UNLIMITED
 from esper.leyline import (
     DEFAULT_CLIP_RATIO,
-    DEFAULT_ENTROPY_COEF_MIN,
-    DEFAULT_GAE_LAMBDA,
     DEFAULT_VALUE_CLIP,
     DEFAULT_VALUE_COEF,
     ENTROPY_COLLAPSE,
@@ -72,8 +70,8 @@ class TrainingConfig:
     """... which falls to a tenth over the run if linear."""
     gamma: float = GROWTH_GAMMA
     """Discount."""
-    gae_lambda: float = DEFAULT_GAE_LAMBDA
-    """How far advantages trust rewards over values."""
+    gae_lambda: float = 1.0
+    """How far advantages trust rewards over values: wholly, because a twin takes the luck out of whole episodes."""
     clip_ratio: float = DEFAULT_CLIP_RATIO
     """How far one update may move the probability of an action."""
     target_kl: float | None = 0.05
@@ -82,9 +80,9 @@ class TrainingConfig:
     """Passes over a round; exact, because every episode is replayed from its start."""
     num_minibatches: int = 4
     """Groups of whole episodes per pass."""
-    entropy_coef: float = 0.02
+    entropy_coef: float = 0.004
     """Weight of the entropy bonus at the start ..."""
-    entropy_coef_min: float = DEFAULT_ENTROPY_COEF_MIN / 5
+    entropy_coef_min: float = 0.001
     """... and at the end of the decay."""
     entropy_decay: float = 0.8
     """Share of the run over which the entropy weight falls; 0 keeps it constant."""

@@ -56,7 +56,7 @@ class Transition:
     observations: Tensor
     masks: Masks
     rewards: Tensor
-    """Relative to the twin's, where hosts have twins."""
+    """Where hosts have twins, the last one is less what the twin has earned."""
     terminated: Tensor
     truncated: Tensor
     dropped: Tensor
@@ -76,9 +76,10 @@ class Transition:
 class GrowthWorld:
     """The hosts of all tasks of a run, in this process or shared out over workers.
 
-    With twins, every host has one that starts from the same seed and is left alone, and what it earns in a step is
-    taken off its host's reward. A policy cannot change its twins, so this changes no comparison between policies; it
-    removes the luck of the seed, which is larger than what a decision brings.
+    With twins, every host has one that starts from the same seed and is left alone, and what the twin has earned is
+    taken off its host's last reward. A policy cannot change its twins, so this changes no comparison between policies;
+    it removes the luck of the seed, which is larger than what a decision brings. It is done at the end, because step
+    by step the twin's own ups and downs, which nobody observes, would only add noise.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -92,11 +93,14 @@ class GrowthWorld:
             raise InputError(f"tasks must have hosts with the same number of slots; these have {sorted(slots)}")
         self.num_slots = slots.pop()
         self._envs = _make_envs(config)
+        self._earned = torch.zeros(self.num_envs)
+        """`[N]`: what each twin has earned in this round."""
         # Tasks in workers of their own run at the same time: the threads only wait for them.
         self._threads = ThreadPoolExecutor(len(self._envs)) if config.workers > 1 else None
 
     def reset(self, round_index: int) -> tuple[Tensor, Masks]:
         """Begin the episodes of a round, which follow from the run's seed and the number of the round."""
+        self._earned.zero_()
         observations, masks = [], []
         for index, env in enumerate(self._envs):
             first = index * self._per_task
@@ -110,9 +114,13 @@ class GrowthWorld:
         """Take one action per host."""
         shares = [self._with_twins(part) for part in actions.split(self._per_task)]
         run = map if self._threads is None else self._threads.map
-        parts = [self._transition(step) for step in run(lambda env, share: env.step(share), self._envs, shares)]
+        steps = list(run(lambda env, share: env.step(share), self._envs, shares))
+        parts = [self._transition(step) for step in steps]
         names = [name for name in Transition.__dataclass_fields__ if name not in ("masks", "components")]
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        if self.twins:
+            self._earned += torch.cat([step.rewards[1::_TWO] for step in steps])
+            joined["rewards"] -= torch.where(joined["terminated"] | joined["truncated"], self._earned, 0.0)
         components = {name: torch.cat([part.components[name] for part in parts]) for name in parts[0].components}
         return Transition(masks=_join([part.masks for part in parts]), components=components, **joined)
 
@@ -148,7 +156,7 @@ class GrowthWorld:
         return Transition(
             observations=self._own(step.observations),
             masks={name: self._own(mask) for name, mask in masks_by_head(step.masks).items()},
-            rewards=rewards[::_TWO] - rewards[1::_TWO] if self.twins else rewards,
+            rewards=self._own(rewards),
             terminated=self._own(step.terminated),
             truncated=self._own(step.truncated),
             dropped=dropped[::_TWO] | dropped[1::_TWO] if self.twins else dropped,
