@@ -12,20 +12,20 @@ class SpeedSettings:
     nums: tuple[int, ...] = (1, 8, 32, 128)
     """How many hosts train side by side."""
     batch_size: int = 32
-    repeats: int = 5
+    repeats: int = 3
     """Interleaved repeats; medians are reported."""
     turn_seconds: float = 0.25
     """How long one turn of one contender should take at least, as far as one minibatch is shorter."""
-    case_seconds: float = 25.0
+    case_seconds: float = 15.0
     """The most that all turns of one host at one N may take; what would take longer is repeated less or skipped."""
-    episode_length: int = 25
+    episode_length: int = 12
     """Steps of the episode in which the parts of a whole step are timed."""
     step_envs: int = 32
     """Hosts of that episode."""
     growth_nums: tuple[int, ...] = (1, 8, 32, 128)
     growth_slots: tuple[int, ...] = (2, 3, 4, 5)
-    growth_lengths: tuple[int, ...] = (10, 20, 40)
-    growth_steps: int = 10
+    growth_lengths: tuple[int, ...] = (5, 10, 20)
+    growth_steps: int = 5
     """Steps of an episode where time and memory are measured against N and slots."""
     batches_per_epoch: int = 25
     """Minibatches in a step of the environment."""

@@ -80,7 +80,7 @@ class HostTrainer:
         self._step += 1
 
         self._optimizer.zero_grad(set_to_none=True)
-        logits = self.model(x).flatten(0, -2)
+        logits: Tensor = self.model(x).flatten(0, -2)
         loss = F.cross_entropy(logits, y.flatten())
         loss.backward()
         for path in training:
@@ -109,7 +109,9 @@ def _clip(parameters: list[Parameter], max_norm: float) -> Tensor:
     if not gradients:
         return torch.zeros(())
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    torch._foreach_mul_(gradients, (max_norm / (norm + CLIP_EPS)).clamp_(max=1.0))
+    scale = max_norm / (norm + CLIP_EPS)
+    if bool(scale < 1):
+        torch._foreach_mul_(gradients, scale)
     return norm
 
 

@@ -71,7 +71,9 @@ def clip(gradients: Sequence[Tensor], max_norm: float) -> list[Tensor]:
     """Scale each row of each `[R, P]` down to `max_norm`, in place; returns the norms before, `[R]` each."""
     norms = [torch.linalg.vector_norm(gradient, dim=1) for gradient in gradients]
     for gradient, norm in zip(gradients, norms, strict=True):
-        gradient.mul_((max_norm / (norm + CLIP_EPS)).clamp_(max=1.0)[:, None])
+        scale = max_norm / (norm + CLIP_EPS)
+        if bool((scale < 1).any()):  # often there is nothing to scale, and a pass over memory to save
+            gradient.mul_(scale.clamp_(max=1.0)[:, None])
     return norms
 
 
