@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from esper.cli.output import check_seed, check_writable, write_json
 from esper.leyline import DEFAULT_PRICE, InputError
+
+if TYPE_CHECKING:
+    from esper.api import Evaluation
+    from esper.tamiyo import Controller
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class Evaluate:
     """First seed; the others follow it."""
     price: float = DEFAULT_PRICE
     """What adding as many parameters as the host has costs."""
+    budget_params: int | None = None
+    """The most parameters that growth may add, for every controller alike."""
     executor: str = "auto"
     """loop, stacked, or auto, which times both for a moment."""
     json: Path | None = None
@@ -29,13 +36,9 @@ class Evaluate:
     def run(self) -> bool:
         """Run the episodes and print the table."""
         import torch
-        from rich import box
-        from rich.console import Console
-        from rich.progress import Progress
-        from rich.table import Table
 
-        from esper.api import evaluate, find_controller
-        from esper.tolaria import EpisodeSettings, find_task
+        from esper.api import find_controller
+        from esper.tolaria import find_task
 
         check_writable(self.json)
         check_seed(self.seed)
@@ -46,32 +49,54 @@ class Evaluate:
         controllers = {name: find_controller(name) for name in self.controller}
         if not controllers:
             raise InputError("--controller must name at least one controller")
-        settings = EpisodeSettings(price=self.price)
         torch.set_num_threads(1)
+        done = self._evaluate(controllers)
+        self._print(done)
+        told = [self._numbers(name, row, rows) for rows in done.values() for name, row in rows.items()]
+        write_json(self.json, _as_json(told))
+        return True
+
+    def _evaluate(self, controllers: "dict[str, Controller]") -> "dict[str, dict[str, Evaluation]]":
+        """Per task and controller."""
+        from rich.console import Console
+        from rich.progress import Progress
+
+        from esper.api import evaluate
+        from esper.kasmina import UNLIMITED
+        from esper.tolaria import EpisodeSettings
+
+        budget = UNLIMITED if self.budget_params is None else self.budget_params
+        settings = EpisodeSettings(price=self.price, budget=budget)
         seeds = range(self.seed, self.seed + self.episodes)
+        done: dict[str, dict[str, Evaluation]] = {}
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            for task in self.task:
+                for name, controller in controllers.items():
+                    bar = progress.add_task(f"{task}: {name}", total=self.episodes)
+                    row = evaluate(controller, task, seeds, settings=settings, executor=self.executor)
+                    done.setdefault(task, {})[name] = row
+                    progress.update(bar, completed=self.episodes)
+        return done
+
+    def _print(self, done: "dict[str, dict[str, Evaluation]]") -> None:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
         first = self.controller[0]
         heads = ("task", "controller", "test accuracy", "objective", "parameters", f"objective minus {first}")
         table = Table(*heads, box=box.SIMPLE)
-        numbers = []
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            for task in self.task:
-                done = {}
-                for name, controller in controllers.items():
-                    bar = progress.add_task(f"{task}: {name}", total=self.episodes)
-                    done[name] = evaluate(
-                        controller, task, seeds, settings=settings, executor=self.executor,
-                        progress=lambda count, bar=bar: progress.update(bar, completed=count),  # type: ignore[misc]
-                    )  # fmt: skip
-                    gain = "" if name == first else done[name].gain_over(done[first]).show()
-                    row = done[name]
-                    table.add_row(
-                        task, name, row.test_accuracy.show(), row.objective.show(), f"{row.parameters.mean:,.0f}", gain
-                    )
-                    compared = {} if name == first else {f"gain_over_{first}": row.gain_over(done[first]).to_dict()}
-                    numbers.append({**row.to_dict(), "controller": name, **compared})
+        for task, rows in done.items():
+            for name, row in rows.items():
+                gain = "" if name == first else row.gain_over(rows[first]).show()
+                numbers = (row.test_accuracy.show(), row.objective.show(), f"{row.parameters.mean:,.0f}")
+                table.add_row(task, name, *numbers, gain)
         Console().print(table)
-        write_json(self.json, _as_json(numbers))
-        return True
+
+    def _numbers(self, name: str, row: "Evaluation", rows: "dict[str, Evaluation]") -> "dict[str, object]":
+        first = self.controller[0]
+        compared = {} if name == first else {f"gain_over_{first}": row.gain_over(rows[first]).to_dict()}
+        return {**row.to_dict(), "controller": name, **compared}
 
 
 def _as_json(numbers: "list[dict[str, object]]") -> object:
