@@ -59,7 +59,8 @@ def _shortest_turn(host: str, settings: SpeedSettings) -> float:
 
 def _time_case(host: str, num: int, shortest: float, settings: SpeedSettings) -> dict[str, float]:
     """Host steps per second of every contender: the median of as many turns as there is time for."""
-    batches = max(1, math.ceil(settings.turn_seconds / shortest))
+    wanted = max(settings.turn_batches, math.ceil(settings.turn_seconds / shortest))
+    batches = max(1, min(wanted, int(settings.case_seconds / (len(CONTENDERS) * _FEWEST_TURNS * shortest))))
     task = host_task(host, settings.batch_size, batches)
     runs: dict[str, Callable[[], object]] = {
         "bare": _bare(task, num, batches),

@@ -16,6 +16,8 @@ class SpeedSettings:
     """Interleaved repeats; medians are reported."""
     turn_seconds: float = 0.25
     """How long one turn of one contender should take at least, as far as one minibatch is shorter."""
+    turn_batches: int = 10
+    """How many minibatches one turn has at least, as in an epoch, whose beginning costs something too."""
     case_seconds: float = 15.0
     """The most that all turns of one host at one N may take; what would take longer is repeated less or skipped."""
     episode_length: int = 12
@@ -36,6 +38,7 @@ QUICK = SpeedSettings(
     nums=(2,),
     repeats=1,
     turn_seconds=0.01,
+    turn_batches=1,
     case_seconds=1.0,
     episode_length=4,
     step_envs=4,

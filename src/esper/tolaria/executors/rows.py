@@ -89,8 +89,9 @@ class RowOptimizer:
         self._how = how
         self._cohorts: dict[tuple[int, bool], list[int]] = {}
         owners = [(owner, place > 0) for place, group in enumerate(groups) for owner in group.owner.tolist()]
+        began = starts.tolist()
         for place, (owner, is_seed) in enumerate(owners):
-            self._cohorts.setdefault((int(starts[owner]), is_seed), []).append(place)
+            self._cohorts.setdefault((began[owner], is_seed), []).append(place)
         columns = (spec.name for spec in fields(Rows) if spec.name != "owner")
         self._rows = {name: [row for group in groups for row in getattr(group, name).unbind()] for name in columns}
 
