@@ -45,7 +45,7 @@ def _draw_curve(axes: Axes, name: str, colour: str, run: Sequence[TelemetryEvent
     final = [event.payload["params"] for event in run if event.event_type is EventType.EPISODE_ENDED]
     params = f"{final[0]:,} parameters" if final else "unfinished"
     axes.plot(list(scores), list(scores.values()), color=colour, marker=".", label=f"{name}: {params}")
-    up = False
+    low = True
     for event in run:
         moved = event.event_type is EventType.SEED_TRANSITION and not event.payload["rolled_back"]
         said = _SHOWN.get(str(event.payload["to"])) if moved else None
@@ -55,9 +55,9 @@ def _draw_curve(axes: Axes, name: str, colour: str, run: Sequence[TelemetryEvent
             height = scores.get(epoch, scores.get(epoch - 1, 0.0))
             axes.plot(epoch, height, marker, color=colour, markersize=11)
             text = f"{label} {event.payload['blueprint']} {event.slot_id}"
-            up = not up  # labels above and below in turn, so that neighbours do not overlap
-            offset = (0, 14) if up else (0, -20)
-            axes.annotate(text, (epoch, height), offset, textcoords="offset points", fontsize=7, ha="center")
+            low = not low  # at two heights in turn, so that neighbours do not overlap
+            offset = (10, -20) if low else (10, -8)  # beside and below the curve, which rises
+            axes.annotate(text, (epoch, height), offset, textcoords="offset points", fontsize=7, ha="left")
 
 
 def _draw_lanes(axes: Axes, run: Sequence[TelemetryEvent]) -> None:

@@ -67,6 +67,7 @@ def test_unknown_sets_and_those_of_unequal_length_are_not_offered(aeon: Path) ->
         (_series_file(4, channels=2), "2, 12.* with 1 channels announced"),
         ("@data\n", "of shape"),
     ],
+    ids=["cut short", "a gap", "other channels", "empty"],
 )
 def test_a_damaged_file_is_named(content: str, reason: str, aeon: Path) -> None:
     _write(aeon, "Some", _series_file(20), content)
