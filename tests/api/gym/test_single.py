@@ -47,7 +47,8 @@ def test_a_seed_gives_the_episodes_of_make_env_and_no_seed_others() -> None:
     assert not np.array_equal(first, second)
     again, _ = env.reset(seed=7)
     assert np.array_equal(first, again)
-    assert not np.array_equal(make().reset()[0], make().reset()[0])
+    # Untrained hosts often score alike, so two would not tell.
+    assert len({tuple(make().reset()[0].tolist()) for _ in range(8)}) > 1
 
 
 def test_an_episode_is_truncated_at_its_length_and_tells_what_it_grew() -> None:
