@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import esper
-from esper.api.environment import EnvRecipe
 from esper.leyline import IllegalActionError, InputError, Op
 from esper.nissa import Hub
 from esper.simic.control import observation_width
+from esper.simic.training import EnvRecipe
 from esper.tamiyo import Random
 from esper.tolaria import EpisodeSettings, GrowthEnv, Shard
 from tests.worlds import host_task, tiny_task

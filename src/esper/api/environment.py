@@ -3,43 +3,23 @@
 import math
 import pickle
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import overload
 
 from esper.kasmina import UNLIMITED
 from esper.leyline import DEFAULT_PRICE, InputError
 from esper.nissa import Hub
-from esper.simic.control import signals_to_features
-from esper.simic.rewards import RewardConfig, make_reward
+from esper.simic.rewards import RewardConfig
+from esper.simic.training import EnvRecipe
 from esper.tolaria import (
     Environment,
     EpisodeSettings,
     GrowthEnv,
-    Population,
     Shard,
     Task,
     WorkerPool,
     choose_executor,
     find_task,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class EnvRecipe:
-    """Everything that making hosts needs, in a form that can be sent to workers."""
-
-    task: str | Task
-    settings: EpisodeSettings
-    seed: int
-    executor: str
-    reward: RewardConfig | None
-
-    def __call__(self, shard: Shard, hub: Hub) -> GrowthEnv:
-        """The hosts of `shard`."""
-        task = find_task(self.task) if isinstance(self.task, str) else self.task
-        population = Population(task, shard.num_hosts, self.settings, executor=self.executor, hub=hub)
-        reward = make_reward(self.reward)
-        return GrowthEnv(population, signals_to_features, reward, self.seed, first_host=shard.first_host)
 
 
 @overload

@@ -8,7 +8,15 @@ from typing import Any
 from esper.api.statistics import Estimate
 from esper.leyline import InputError, unknown_name
 from esper.nissa import Hub, JsonLinesSink
-from esper.simic.training import RoundReport, RunFolder, Trainer, TrainingConfig, TrainingSummary, load_controller
+from esper.simic.training import (
+    RoundReport,
+    RunFolder,
+    Trainer,
+    TrainingConfig,
+    TrainingSummary,
+    load_controller,
+    settled,
+)
 from esper.tamiyo import Controller, controller_names, make_controller, run_episodes
 from esper.tolaria import EpisodeResult, EpisodeSettings, find_task
 
@@ -27,6 +35,7 @@ def train(
     `InterruptedRunError`.
     """
     folder = None if out is None else RunFolder(Path(out))
+    config = settled(config)
     if folder is None:
         if resume:
             raise InputError("resume needs the folder of the run to go on with")

@@ -189,10 +189,6 @@ class GraftedModel(nn.Module):
             table = lifecycle.plant_fossils(table, {index: chosen.id}, self.catalogue)
         self.follow(table)
 
-    def drop_unfinished(self) -> None:
-        """End of the story: every seed that was not kept for good goes."""
-        self.follow(lifecycle.drop_unfinished(self.table))
-
     def seed_gradient_norms(self) -> Tensor:
         """`[1, S]`: the norm of each seed's present gradients, 0 for an empty slot."""
         norms = torch.zeros((1, len(self.sites)))

@@ -9,8 +9,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 
 import esper
-from esper.api.environment import EnvRecipe
 from esper.leyline import Op
+from esper.simic.training import EnvRecipe
 from esper.tolaria import EpisodeSettings, WorkerPool
 from esper.tolaria.workers import Command
 from tests.tolaria.workers.local import Fates

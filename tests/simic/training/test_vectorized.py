@@ -271,3 +271,8 @@ def test_hosts_in_workers_give_the_same_run(tmp_path: Path) -> None:
     for workers in (1, 2):
         esper.train(tiny_config(workers=workers, **shared), tmp_path / str(workers))
     assert_same_run(tmp_path / "1", tmp_path / "2")
+
+
+def test_the_executor_is_settled_once_for_the_whole_run(tmp_path: Path) -> None:
+    esper.train(tiny_config(executor="auto", rounds=1), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").stored_config().executor in ("loop", "stacked")

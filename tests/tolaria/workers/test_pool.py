@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.api.environment import EnvRecipe
 from esper.leyline import IllegalActionError, InputError, Op, WorkerError
 from esper.nissa import Hub, MemorySink
+from esper.simic.training import EnvRecipe
 from esper.tamiyo import Random
 from esper.tolaria import EpisodeSettings, GrowthEnv, Shard, Step, WorkerPool
 from esper.tolaria.workers import Command, Request, ShardWorker

@@ -2,12 +2,14 @@
 
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.controller import LearnedController, load_controller
+from esper.simic.training.recipe import EnvRecipe
 from esper.simic.training.rounds import RoundOutcome, collect_round
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.trainer import InterruptedRunError, RoundReport, Trainer, TrainingSummary
-from esper.simic.training.world import GrowthWorld, masks_by_head
+from esper.simic.training.world import GrowthWorld, masks_by_head, settled
 
 __all__ = [
+    "EnvRecipe",
     "GrowthWorld",
     "InterruptedRunError",
     "LearnedController",
@@ -20,4 +22,5 @@ __all__ = [
     "collect_round",
     "load_controller",
     "masks_by_head",
+    "settled",
 ]

@@ -1,8 +1,9 @@
 """The world of a run: hosts of several tasks side by side, seen by the controller as one batch of environments."""
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,17 +11,15 @@ from torch import Tensor
 from esper.kasmina import ActionMasks
 from esper.leyline import HEAD_NAMES, InputError, Stage, objective
 from esper.nissa import Hub
-from esper.simic.control import Masks, signals_to_features
-from esper.simic.rewards import RewardConfig, make_reward
+from esper.simic.control import Masks
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.recipe import EnvRecipe
 from esper.tolaria import (
     Environment,
-    EpisodeSettings,
-    GrowthEnv,
-    Population,
     Shard,
     Step,
     WorkerPool,
+    choose_executor,
     episode_seed,
     find_task,
 )
@@ -32,21 +31,6 @@ _TWO = 2
 def masks_by_head(masks: ActionMasks) -> Masks:
     """Masks as the agent takes them."""
     return {name: getattr(masks, name) for name in HEAD_NAMES}
-
-
-@dataclass(frozen=True, slots=True)
-class HostRecipe:
-    """How the hosts of one task are made, in a form that can be sent to other processes."""
-
-    task: str
-    settings: EpisodeSettings
-    executor: str
-    reward: RewardConfig
-
-    def __call__(self, shard: Shard, hub: Hub) -> GrowthEnv:
-        """The hosts of `shard`."""
-        population = Population(find_task(self.task), shard.num_hosts, self.settings, executor=self.executor, hub=hub)
-        return GrowthEnv(population, signals_to_features, make_reward(self.reward), first_host=shard.first_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +152,27 @@ class GrowthWorld:
         )
 
 
+def settled(config: TrainingConfig) -> TrainingConfig:
+    """`config` with one executor in place of "auto": timed anew, a resumed run might choose another one."""
+    if config.executor != "auto":
+        return config
+    hosts = _hosts_per_worker(config)
+    chosen = {choose_executor("auto", find_task(task), hosts) for task in config.tasks}
+    return replace(config, executor=chosen.pop() if len(chosen) == 1 else "loop")
+
+
+def _hosts_per_worker(config: TrainingConfig) -> int:
+    hosts = config.envs * (_TWO if config.twins else 1)
+    return math.ceil(hosts / max(1, config.workers // len(config.tasks)))
+
+
 def _make_envs(config: TrainingConfig) -> list[Environment]:
     """One environment per task; workers are shared out among them, at least one to each."""
     hosts = config.envs * (_TWO if config.twins else 1)
     workers = min(hosts, max(1, config.workers // len(config.tasks)))
     envs: list[Environment] = []
     for task in config.tasks:
-        recipe = HostRecipe(task, config.episode_settings(), config.executor, config.reward)
+        recipe = EnvRecipe(task, config.episode_settings(), config.seed, config.executor, config.reward)
         envs.append(WorkerPool(recipe, hosts, workers) if config.workers > 1 else recipe(Shard(0, hosts), Hub()))
     return envs
 
