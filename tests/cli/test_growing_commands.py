@@ -81,6 +81,8 @@ def test_training_and_evaluating_from_the_command_line(tmp_path: Path, capsys: p
     [
         (["train", "--set", "gamma=1.5"], "gamma must be in (0, 1]; got 1.5"),
         (["train", "--set", "speed=9"], "unknown config field 'speed'"),
+        (["train", "--set", "reward.speed=9"], "unknown config field 'reward.speed'"),
+        (["train", "--set", "reward.scale=-1"], "scale must be"),
         (["train", "--set", "gamma"], "--set takes name=value"),
         (["train", "--task", "mnist9d"], "unknown task 'mnist9d'"),
         (["train", "--envs", "0"], "envs must be in [1, inf)"),

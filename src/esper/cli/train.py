@@ -25,7 +25,7 @@ class Train:
     config: Path | None = None
     """JSON file with fields of TrainingConfig."""
     set: tuple[str, ...] = ()
-    """Any field of TrainingConfig as name=value, as in --set lr=0.001 entropy_coef=0.01."""
+    """Any field of TrainingConfig as name=value, as in --set lr=0.001 reward.holding_cost=0.002."""
     rounds: int | None = None
     """Rounds of whole episodes."""
     envs: int | None = None
@@ -80,7 +80,9 @@ class Train:
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.task:
             given["tasks"] = self.task
-        changed = base.to_dict() | _parse(self.set) | given
+        changed = base.to_dict() | given
+        for name, value in _parse(self.set).items():
+            _assign(changed, name, value)
         return TrainingConfig.from_dict(changed)
 
 
@@ -98,6 +100,15 @@ def _parse(assignments: tuple[str, ...]) -> dict[str, Any]:
         except ValueError:
             parsed[name] = value
     return parsed
+
+
+def _assign(settings: dict[str, Any], name: str, value: Any) -> None:
+    """Set a field; a dot leads into a group of fields, as in reward.scale."""
+    group, dot, inner = name.partition(".")
+    if dot and isinstance(settings.get(group), dict):
+        _assign(settings[group], inner, value)
+    else:
+        settings[name] = value
 
 
 def describe(config: "TrainingConfig") -> str:

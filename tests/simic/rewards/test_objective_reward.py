@@ -76,7 +76,7 @@ def test_the_last_step_settles_to_the_committed_network() -> None:
 def test_only_quality_and_rent_are_paid_by_default() -> None:
     for outcome in random_life(1):
         components = make_reward()(outcome).components
-        assert all((components[name] == 0).all() for name in ("shaping", "governor", "gaming"))
+        assert all((components[name] == 0).all() for name in ("shaping", "governor", "indecision", "gaming"))
 
 
 def test_scale_and_governor_penalty_are_components_of_their_own() -> None:
@@ -85,6 +85,15 @@ def test_scale_and_governor_penalty_are_components_of_their_own() -> None:
     breakdown = make_reward(RewardConfig(governor_penalty=0.5, scale=4.0))(outcome)
     assert breakdown.components["governor"].tolist() == [-2.0, 0.0]
     assert breakdown.total.tolist() == [-2.0, 0.0]
+
+
+def test_every_epoch_of_every_seed_in_holding_is_charged() -> None:
+    situation = make_situation(3, 2)
+    situation.table.stage[:] = torch.tensor([[Stage.HOLDING, Stage.HOLDING], [Stage.HOLDING, Stage.BLENDING], [0, 0]])
+    reward = make_reward(RewardConfig(holding_cost=0.01, scale=10.0))
+    assert reward(make_outcome(situation)).components["indecision"].tolist() == pytest.approx([-0.2, -0.1, 0.0])
+    taken_back = make_outcome(situation, panicked=torch.tensor([True, False, False]))
+    assert reward(taken_back).components["indecision"].tolist() == pytest.approx([0.0, -0.1, 0.0])
 
 
 @pytest.mark.parametrize(("final_score", "expected"), [(0.78, 1.95), (7.0, 2.5), (-7.0, -2.5)])

@@ -226,6 +226,8 @@ class RewardConfig(_Checked):
     """Multiplies every component."""
     governor_penalty: float = 0.0
     """Charged for an epoch that the governor took back, in units of the family."""
+    holding_cost: float = 0.0
+    """Charged for every epoch that a seed spends in HOLDING, in units of the family: makes deciding better than not."""
     horizon_is_terminal: bool = True
     """Whether the time limit ends the problem, as it does in growth: the potential behind it is then 0."""
     shaping: ShapingConfig = field(default_factory=ShapingConfig)

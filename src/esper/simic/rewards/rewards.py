@@ -2,6 +2,10 @@
 
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
+from esper.leyline import Stage
 from esper.simic.rewards.breakdown import RewardBreakdown
 from esper.simic.rewards.checks import GamingFlags, check_seeds
 from esper.simic.rewards.config import RewardConfig, RewardFamily
@@ -22,11 +26,18 @@ def make_reward(config: RewardConfig | None = None) -> Reward:
         flags = check_seeds(outcome, chosen.checks)
         terms = _family_terms(outcome, flags, chosen)
         terms["governor"] = -chosen.governor_penalty * outcome.panicked.double()
+        terms["indecision"] = -chosen.holding_cost * _held_seeds(outcome)
         terms["gaming"] = -chosen.checks.penalty * flags.any.sum(1).double()
         terms["shaping"] = shaping_term(outcome, chosen)
         return RewardBreakdown.of(terms, chosen.scale, flags)
 
     return reward
+
+
+def _held_seeds(outcome: Outcome) -> Tensor:
+    """`[N]`: seeds that wait to be kept or culled, but for those of an epoch taken back."""
+    held = (outcome.after.table.stage == Stage.HOLDING).sum(1)
+    return torch.where(outcome.panicked, 0, held).double()
 
 
 def _family_terms(outcome: Outcome, flags: GamingFlags, config: RewardConfig) -> Terms:
