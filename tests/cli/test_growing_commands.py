@@ -69,7 +69,9 @@ def test_training_and_evaluating_from_the_command_line(tmp_path: Path, capsys: p
     assert run("train", "--task", "digits", "--out", str(out), *sizes, *settings) == 0
     assert "round 1/1" in capsys.readouterr().err
     arguments = ["--controller", "never", str(out), "--task", "digits", "--episodes", "2", "--executor", "loop"]
-    assert run("evaluate", *arguments, "--json", str(numbers)) == 0
+    picture = tmp_path / "picture.png"
+    assert run("evaluate", *arguments, "--json", str(numbers), "--picture", str(picture)) == 0
+    assert str(picture) in "".join(capsys.readouterr().out.split())
     rows = json.loads(numbers.read_text())["evaluations"]
     assert [row["controller"] for row in rows] == ["never", str(out)]
     assert set(rows[0]["objective"]) == {"mean", "low", "high", "per_seed"}

@@ -28,6 +28,11 @@ class Estimate:
         low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
         return cls(float(data.mean()), float(low), float(high), tuple(float(value) for value in data))
 
+    @property
+    def interval(self) -> tuple[float, float, float]:
+        """Mean, lower and upper end."""
+        return self.mean, self.low, self.high
+
     def to_dict(self) -> dict[str, object]:
         """As built-in types."""
         return {"mean": self.mean, "low": self.low, "high": self.high, "per_seed": list(self.per_seed)}

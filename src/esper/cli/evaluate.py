@@ -32,6 +32,8 @@ class Evaluate:
     """loop, stacked, or auto, which times both for a moment."""
     json: Path | None = None
     """Write the numbers to this file."""
+    picture: Path | None = None
+    """Draw the comparison to this file; of a run folder, its learning too."""
 
     def run(self) -> bool:
         """Run the episodes and print the table."""
@@ -41,6 +43,7 @@ class Evaluate:
         from esper.tolaria import find_task
 
         check_writable(self.json)
+        check_writable(self.picture)
         check_seed(self.seed)
         if self.episodes < 1:
             raise InputError(f"--episodes must be 1 or more; got {self.episodes}")
@@ -54,6 +57,8 @@ class Evaluate:
         self._print(done)
         told = [self._numbers(name, row, rows) for rows in done.values() for name, row in rows.items()]
         write_json(self.json, _as_json(told))
+        if self.picture is not None:
+            self._draw(done, self.picture)
         return True
 
     def _evaluate(self, controllers: "dict[str, Controller]") -> "dict[str, dict[str, Evaluation]]":
@@ -93,10 +98,31 @@ class Evaluate:
                 table.add_row(task, name, *numbers, gain)
         Console().print(table)
 
+    def _draw(self, done: "dict[str, dict[str, Evaluation]]", path: Path) -> None:
+        from rich.console import Console
+
+        from esper.karn import draw_learning
+        from esper.simic.training import RunFolder
+
+        first = self.controller[0]
+        compared = {
+            task: {_short(name): row.gain_over(rows[first]).interval for name, row in rows.items()}
+            for task, rows in done.items()
+        }
+        summaries = [RunFolder(Path(name)).read_summary() for name in self.controller]
+        learned = next((summary for summary in summaries if summary is not None), {})
+        draw_learning(path, learned.get("history", ()), learned.get("baselines"), compared, _short(first))
+        Console().print(f"Picture: {path}", highlight=False, soft_wrap=True)
+
     def _numbers(self, name: str, row: "Evaluation", rows: "dict[str, Evaluation]") -> "dict[str, object]":
         first = self.controller[0]
         compared = {} if name == first else {f"gain_over_{first}": row.gain_over(rows[first]).to_dict()}
         return {**row.to_dict(), "controller": name, **compared}
+
+
+def _short(controller: str) -> str:
+    """A name that fits a picture: of a path, its last part."""
+    return Path(controller).name
 
 
 def _as_json(numbers: "list[dict[str, object]]") -> object:

@@ -75,6 +75,8 @@ class EventType(StrEnum):
     GOVERNOR_ROLLBACK = "governor_rollback"
     EPISODE_ENDED = "episode_ended"
     RUN_STARTED = "run_started"
+    LESSON_COMPLETED = "lesson_completed"
+    """A new policy has imitated its teacher."""
     ROUND_COMPLETED = "round_completed"
     RANSOMWARE_SUSPECTED = "ransomware_suspected"
     """A seed matters much to a network that is worse than before it came: it made itself needed."""

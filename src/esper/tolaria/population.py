@@ -50,9 +50,9 @@ class Population:
         dtype: torch.dtype = torch.float32,
         hub: Hub | None = None,
     ) -> None:
-        self.task = task
         self.num_hosts = num_hosts
         self.settings = settings or EpisodeSettings()
+        self.task = task = _with_batches(task, self.settings.batch_size)
         self.length = self.settings.length or task.episode_length
         self.executor: Executor = make_executor(executor, task, num_hosts, self.length, dtype)
         self.host_params = self.executor.host_params
@@ -278,3 +278,13 @@ class Population:
         self._governor.load_state_dict(state["governor"])
         self.executor.load_state_dict(state["executor"], self.table)
         self._good_table = self.table
+
+
+def _with_batches(task: Task, batch_size: int | None) -> Task:
+    """`task` with minibatches of this size, if one is given."""
+    if batch_size is None:
+        return task
+    samples = len(task.splits().train)
+    if batch_size > samples:
+        raise InputError(f"batch_size must be at most the {samples} training samples of {task.name}; got {batch_size}")
+    return replace(task, batch_size=batch_size)

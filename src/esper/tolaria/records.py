@@ -21,6 +21,8 @@ class EpisodeSettings:
     """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
     budget: int = UNLIMITED
     """The most parameters that all seeds together may add."""
+    batch_size: int | None = None
+    """Samples per minibatch of a host's training."""
     what_if: bool = False
     """Whether events also tell what each isolated seed would bring at alpha 1; nothing else reads it."""
     governor: GovernorSettings = field(default_factory=GovernorSettings)
@@ -29,6 +31,8 @@ class EpisodeSettings:
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
             raise InputError(f"episode length must be 1 or more; got {self.length}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size must be 1 or more; got {self.batch_size}")
         if isinstance(self.price, tuple):
             low, high = self.price
             if not (math.isfinite(high) and 0 < low <= high):

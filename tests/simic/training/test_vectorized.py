@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 import esper
 from esper.leyline import HEAD_NAMES, EsperError, InputError
+from esper.simic.rewards import ChecksConfig, RewardConfig
 from esper.simic.training import (
     InterruptedRunError,
     LearnedController,
@@ -56,6 +58,10 @@ def final_weights(folder: Path) -> list[torch.Tensor]:
     newest = RunFolder(folder).newest()
     assert newest is not None
     return list(load_controller(newest).agent._base_network.state_dict().values())
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
 def assert_same_run(folder: Path, other: Path) -> None:
@@ -103,8 +109,34 @@ def test_telemetry_changes_nothing_but_what_is_recorded(straight: Path, tmp_path
     esper.train(tiny_config(telemetry="off"), tmp_path / "off")
     assert_same_run(straight, tmp_path / "off")
     assert not (tmp_path / "off" / "events.jsonl").read_text()
-    kinds = [json.loads(line)["type"] for line in (straight / "events.jsonl").read_text().splitlines()]
-    assert kinds == ["run_started", *["round_completed"] * 4]
+    esper.train(tiny_config(telemetry="debug"), tmp_path / "debug")
+    assert_same_run(straight, tmp_path / "debug")
+    counts = [Counter(event["type"] for event in events(path)) for path in (straight, tmp_path / "debug")]
+    assert counts[0]["run_started"] == 1
+    assert counts[0]["round_completed"] == 4
+    assert counts[0]["episode_started"] == 4 * 4  # twins are not told of
+    assert (counts[0]["epoch_completed"], counts[1]["epoch_completed"]) == (0, 4 * 4 * 8)
+
+
+def test_events_of_hosts_tell_where_and_when(straight: Path, tmp_path: Path) -> None:
+    pooled = tiny_config(tasks=("digits", "mnist1d"), workers=2, rounds=2, episode_length=2)
+    esper.train(pooled, tmp_path / "pool")
+    for folder, tasks, rounds in ((straight, (TINY,), 4), (tmp_path / "pool", pooled.tasks, 2)):
+        starts = [event for event in events(folder) if event["type"] == "episode_started"]
+        hosts = [(task, 4 * index + host) for index, task in enumerate(tasks) for host in range(4)]
+        assert [(event["payload"]["task"], event["env_id"]) for event in starts] == hosts * rounds
+        assert [event["payload"]["round"] for event in starts[:: len(hosts)]] == [*range(1, rounds + 1)]
+        assert len({event["payload"]["seed"] for event in starts}) == len(starts)
+
+
+def test_suspicious_seeds_are_told_of(tmp_path: Path) -> None:
+    easily = ChecksConfig(hacking_contribution=0.0, hacking_ratio=0.0)
+    reward = RewardConfig(gamma=1.0, checks=easily)
+    # Every seed that helps a little is suspicious now.
+    esper.train(tiny_config(reward=reward, rounds=1, episode_length=14, envs=8), tmp_path / "run")
+    told = [event for event in events(tmp_path / "run") if event["type"] == "reward_hacking_suspected"]
+    assert told
+    assert all(event["payload"]["ratio"] > 0 and event["slot_id"] and event["env_id"] < 8 for event in told)
 
 
 @pytest.mark.parametrize("steps", [1, 13, 40, 55])
@@ -248,11 +280,11 @@ def test_an_interrupted_command_saves_and_exits_130(tmp_path: Path) -> None:
 
 def test_a_host_is_paid_relative_to_its_twin_left_alone() -> None:
     """What is summed is the gain over the twin, and a policy that only waits gains exactly nothing."""
-    trainer = Trainer(tiny_config(wait_bias=10.0, price=0.03))
+    trainer = Trainer(tiny_config(op_bias=(10.0, 0.0, 0.0, 0.0), price=0.03))
     outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
     assert outcome.ops["WAIT"] == pytest.approx(8.0)
     assert not outcome.returns.any()
-    busy = Trainer(tiny_config(wait_bias=-5.0, price=0.03, episode_length=12))
+    busy = Trainer(tiny_config(op_bias=(-5.0, 0.0, 0.0, 0.0), price=0.03, episode_length=12))
     outcome = collect_round(busy.agent, busy.normalizer, busy.world, 0)
     scale = busy.config.reward.scale
     assert float(outcome.returns.mean()) / scale == pytest.approx(outcome.gain[TINY], abs=1e-5)

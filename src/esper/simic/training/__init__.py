@@ -1,6 +1,6 @@
 """Training a controller: the config, the loop, checkpoints, and the controller that comes of it."""
 
-from esper.simic.training.config import TrainingConfig
+from esper.simic.training.config import Phase, TrainingConfig
 from esper.simic.training.controller import LearnedController, load_controller
 from esper.simic.training.recipe import EnvRecipe
 from esper.simic.training.rounds import RoundOutcome, collect_round
@@ -13,6 +13,7 @@ __all__ = [
     "GrowthWorld",
     "InterruptedRunError",
     "LearnedController",
+    "Phase",
     "RoundOutcome",
     "RoundReport",
     "RunFolder",

@@ -1,11 +1,9 @@
 """`TrainingConfig`: everything that a training run depends on, checked when it is made."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from enum import Enum
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
@@ -23,11 +21,27 @@ from esper.leyline import (
     unknown_name,
 )
 from esper.simic.rewards import RewardConfig, check_gammas
+from esper.simic.training.config_json import from_plain, to_plain
+from esper.tamiyo import controller_names
 from esper.tolaria import EpisodeSettings, TrackerSettings, executor_names, find_task
 
 GROWTH_GAMMA = 1.0
 """An episode's end is the end of the problem, so nothing that comes later counts less."""
 TELEMETRY_LEVELS = ("off", "normal", "debug")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A first part of a run, in a world of its own; what is not given is as in the rest of the run."""
+
+    until: float
+    """Share of the run's rounds at which the phase ends."""
+    tasks: tuple[str, ...] | None = None
+    """As many tasks as the run has."""
+    price: float | tuple[float, float] | None = None
+    """The price of parameters."""
+    budget: int | None = None
+    """The most parameters that all seeds of a host together may add."""
 
 
 @dataclass(slots=True)
@@ -59,8 +73,20 @@ class TrainingConfig:
     """Whether every host has a twin that is left alone and is paid relative to it, which removes the luck of seeds."""
     budget: int = UNLIMITED
     """The most parameters that all seeds of a host together may add."""
+    batch_size: int | None = None
+    """Samples per minibatch of a host's training; each task's own number if not given."""
+    curriculum: tuple[Phase, ...] = ()
+    """Phases that a run goes through before the tasks, price and budget above are its own, easiest first."""
     reward: RewardConfig = field(default_factory=lambda: RewardConfig(gamma=GROWTH_GAMMA, scale=10.0))
     """What a step pays; its gamma must be the learner's."""
+
+    teacher: str | None = None
+    """Controller whose decisions in one round the policy imitates before it learns from its own: heuristic, schedule,
+    random or never; none starts from dice."""
+    lesson_passes: int = 60
+    """Passes over that round."""
+    lesson_lr: float = 3e-3
+    """Learning rate in them."""
 
     lstm_hidden_dim: int = 64
     """Width of the controller's memory."""
@@ -96,8 +122,9 @@ class TrainingConfig:
     """Gradients of each part of the network are scaled down to this norm."""
     weight_decay: float = 0.0
     """Decay of the value head alone."""
-    wait_bias: float = 1.5
-    """Logit that WAIT starts with above the other ops: a host that is always meddled with learns little."""
+    op_bias: tuple[float, float, float, float] = (0.5, 0.0, 1.0, -2.0)
+    """Logits that WAIT, GERMINATE, FOSSILIZE and CULL start with: a new policy plants early and mostly keeps, because
+    dice that cull what they have just planted show nothing about what to plant."""
     horizon_is_terminal: bool = True
     """Whether an episode's end is the end of the problem, worth nothing afterwards."""
 
@@ -130,8 +157,9 @@ class TrainingConfig:
         _check_types(self)
         for name, low, high, low_in, high_in in _RANGES:
             value = getattr(self, name)
-            if value is not None:
-                _validate_range(value, name, low, high, low_inclusive=low_in, high_inclusive=high_in)
+            for number in value if isinstance(value, tuple) else (value,):
+                if number is not None:
+                    _validate_range(number, name, low, high, low_inclusive=low_in, high_inclusive=high_in)
         self._check_names()
         check_gammas(self.reward.gamma, self.gamma)
         if self.num_minibatches > self.envs * len(self.tasks):
@@ -140,6 +168,7 @@ class TrainingConfig:
                 f"got {self.num_minibatches}"
             )
         self.episode_settings()
+        self._check_curriculum()
 
     def _check_names(self) -> None:
         if not self.tasks:
@@ -148,15 +177,37 @@ class TrainingConfig:
             find_task(task)
         if len(set(self.tasks)) < len(self.tasks):
             raise InputError(f"tasks names a task twice: {', '.join(self.tasks)}")
+        if self.teacher is not None and self.teacher not in controller_names():
+            raise unknown_name("teacher", self.teacher, controller_names())
         choices = {"executor": executor_names(), "telemetry": TELEMETRY_LEVELS, "lr_schedule": ("constant", "linear")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise unknown_name(name, getattr(self, name), allowed)
 
+    def _check_curriculum(self) -> None:
+        reached = 0.0
+        for index, phase in enumerate(self.curriculum):
+            name = f"curriculum[{index}]"
+            _check_types(phase, f"{name}.")
+            _validate_range(phase.until, f"{name}.until", reached, 1, low_inclusive=False, high_inclusive=False)
+            reached = phase.until
+            if phase.tasks is not None and len(phase.tasks) != len(self.tasks):
+                raise InputError(
+                    f"{name}.tasks must name {len(self.tasks)} tasks, as many as the run; got {phase.tasks}"
+                )
+            replace(self, curriculum=(), **_given(phase))
+
+    def in_round(self, round_index: int) -> Self:
+        """The config of the phase that a round, counted from 0, is in; it has no curriculum."""
+        for phase in self.curriculum:
+            if round_index < phase.until * self.rounds:
+                return replace(self, curriculum=(), **_given(phase))
+        return replace(self, curriculum=()) if self.curriculum else self
+
     def episode_settings(self) -> EpisodeSettings:
         """How episodes run."""
         tracker = TrackerSettings(**self.to_tracker_kwargs())
-        return EpisodeSettings(self.episode_length, self.price, self.budget, tracker=tracker)
+        return EpisodeSettings(self.episode_length, self.price, self.budget, self.batch_size, tracker=tracker)
 
     def to_ppo_kwargs(self) -> dict[str, Any]:
         """Arguments of `PPOAgent` that this config decides; the trainer adds what depends on the tasks."""
@@ -186,12 +237,12 @@ class TrainingConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """As built-in types."""
-        return {spec.name: _plain(getattr(self, spec.name)) for spec in fields(self)}
+        return {spec.name: to_plain(getattr(self, spec.name)) for spec in fields(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; unknown keys are refused."""
-        made: Self = _build(cls, data, "")
+        made: Self = from_plain(cls, data)
         return made
 
     def save(self, path: Path) -> None:
@@ -220,6 +271,9 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("seed", 0, 2**62, True, False),
     ("workers", 1, _INFINITY, True, False),
     ("budget", 0, _INFINITY, True, False),
+    ("batch_size", 1, _INFINITY, True, False),
+    ("lesson_passes", 1, _INFINITY, True, False),
+    ("lesson_lr", 0, _INFINITY, False, False),
     ("lstm_hidden_dim", 1, _INFINITY, True, False),
     ("lr", 0, _INFINITY, False, False),
     ("gamma", 0, 1, False, True),
@@ -235,7 +289,7 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("value_clip", 0, _INFINITY, False, False),
     ("max_grad_norm", 0, _INFINITY, False, False),
     ("weight_decay", 0, _INFINITY, True, False),
-    ("wait_bias", -10, 10, True, True),
+    ("op_bias", -10, 10, True, True),
     ("stable_improvement", 0, _INFINITY, True, False),
     ("stable_epochs", 1, _INFINITY, True, False),
     ("validate_every", 0, _INFINITY, True, False),
@@ -276,42 +330,19 @@ def _matches(value: object, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _check_types(config: TrainingConfig) -> None:
-    hints = get_type_hints(TrainingConfig)
+def _check_types(config: TrainingConfig | Phase, prefix: str = "") -> None:
+    hints = get_type_hints(type(config))
     for spec in fields(config):
-        if not _matches(getattr(config, spec.name), hints[spec.name]):
-            raise InputError(f"{spec.name} must be {_describe(hints[spec.name])}; got {getattr(config, spec.name)!r}")
+        value, hint = getattr(config, spec.name), hints[spec.name]
+        if not _matches(value, hint):
+            raise InputError(f"{prefix}{spec.name} must be {_describe(hint)}; got {value!r}")
+
+
+def _given(phase: Phase) -> dict[str, Any]:
+    """What a phase changes."""
+    changes = {name: getattr(phase, name) for name in ("tasks", "price", "budget")}
+    return {name: value for name, value in changes.items() if value is not None}
 
 
 def _describe(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {spec.name: _plain(getattr(value, spec.name)) for spec in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _build(kind: Any, data: Mapping[str, Any], prefix: str) -> Any:
-    """A dataclass of `kind` from plain data; lists become tuples, nested dictionaries nested dataclasses."""
-    hints = get_type_hints(kind)
-    names = [spec.name for spec in fields(kind)]
-    for key in data:
-        if key not in names:
-            raise unknown_name("config field", prefix + key, names)
-    values = {}
-    for key, value in data.items():
-        options = get_args(hints[key]) or (hints[key],)
-        nested = next((option for option in options if dataclasses.is_dataclass(option)), None)
-        if nested is not None and isinstance(value, Mapping):
-            values[key] = _build(nested, value, f"{prefix}{key}.")
-        elif isinstance(hints[key], type) and issubclass(hints[key], Enum) and isinstance(value, str):
-            if value not in list(hints[key]):
-                raise unknown_name(prefix + key, value, list(hints[key]))
-            values[key] = hints[key](value)
-        else:
-            values[key] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)

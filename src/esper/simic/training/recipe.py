@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from esper.nissa import Hub
 from esper.simic.control import signals_to_features
-from esper.simic.rewards import RewardConfig, make_reward
-from esper.tolaria import EpisodeSettings, GrowthEnv, Population, Shard, Task, find_task
+from esper.simic.rewards import Reward, RewardBreakdown, RewardConfig, emit_flags, make_reward
+from esper.tolaria import EpisodeSettings, GrowthEnv, Outcome, Population, Shard, Task, find_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +22,17 @@ class EnvRecipe:
         """The hosts of `shard`."""
         task = find_task(self.task) if isinstance(self.task, str) else self.task
         population = Population(task, shard.num_hosts, self.settings, executor=self.executor, hub=hub)
-        reward = make_reward(self.reward)
+        reward = _reporting(make_reward(self.reward), hub)
         return GrowthEnv(population, signals_to_features, reward, self.seed, first_host=shard.first_host)
+
+
+def _reporting(reward: Reward, hub: Hub) -> Reward:
+    """`reward`, telling `hub` of seeds that look as if they were gaming their credit."""
+
+    def reported(outcome: Outcome) -> RewardBreakdown:
+        breakdown = reward(outcome)
+        if hub.listening:
+            emit_flags(breakdown.flags, outcome, hub)
+        return breakdown
+
+    return reported

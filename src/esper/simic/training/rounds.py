@@ -85,19 +85,24 @@ def collect_round(
     world: GrowthWorld,
     round_index: int,
     check_interrupt: Callable[[], None] = lambda: None,
+    teacher: str | None = None,
 ) -> RoundOutcome:
     """Play one episode per host and store it; the statistics of the normaliser stay as they are.
 
-    `check_interrupt` is called after every step, and may raise.
+    `check_interrupt` is called after every step, and may raise. Where there is a `teacher`, the controller of that name
+    decides and the agent only watches.
     """
     agent.buffer.clear()
     observations, masks = world.reset(round_index)
     hidden = agent.initial_hidden(world.num_envs)
     running = torch.ones(world.num_envs, dtype=torch.bool)
     tally = _Tally(world)
+    teachers = None if teacher is None else world.controllers(teacher)
     while running.any():
         normalized = normalizer.normalize(observations)
         decision = agent.act(normalized.to(agent.device), {k: m.to(agent.device) for k, m in masks.items()}, hidden)
+        if teachers is not None:
+            decision = decision._replace(actions=world.decide(teachers).to(agent.device))
         step = world.step(decision.actions.cpu())
         bootstrap = None
         if not agent.horizon_is_terminal and step.truncated.any():

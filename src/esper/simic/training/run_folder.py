@@ -63,6 +63,13 @@ class RunFolder:
         partial.write_text(json.dumps(summary, indent=2) + "\n")
         os.replace(partial, self.summary)
 
+    def read_summary(self) -> dict[str, Any] | None:
+        """What the run came to; None if it is not over or there is no run here."""
+        if not self.summary.exists():
+            return None
+        summary: dict[str, Any] = json.loads(self.summary.read_text())
+        return summary
+
     def _write(self, path: Path, agent: PPOAgent, extra: Mapping[str, Any]) -> None:
         try:
             save_checkpoint(path, agent, extra)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from esper.leyline import HEAD_NAMES, EsperError, EventType, InputError, Op, SlotConfig, TelemetryEvent
+from esper.leyline import HEAD_NAMES, EsperError, EventType, InputError, SlotConfig, TelemetryEvent
 from esper.nissa import Hub
 from esper.simic.agent.checkpoint import load_checkpoint
+from esper.simic.agent.cloning import clone
 from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
@@ -24,6 +25,8 @@ from esper.tolaria import find_task
 
 FIRST_VALIDATION_SEED = 1_000_000
 """Validation episodes are seeded from here on, far from what people report on."""
+_LESSON_ROUND = 1_000_000
+"""The number of the round that a teacher plays, far from those that the policy plays."""
 _LAST_LR_FACTOR = 0.1
 _BASELINES = ("never", "heuristic")
 _LOG = logging.getLogger(__name__)
@@ -77,14 +80,15 @@ class Trainer:
         self._hub = hub or Hub()
         self._watch = watch
         self._should_stop = should_stop
-        self.world = GrowthWorld(config)
         self.round = 0
         self.history: list[dict[str, Any]] = []
         self.baselines: dict[str, dict[str, float]] = {}
         self._best = float("-inf")
+        self._taught = False
         if resume:
             self._resume()
-        else:
+        self.world = self._open_world(config.in_round(self.round))
+        if not resume:
             torch.manual_seed(config.seed)
             self.normalizer = fresh_normalizer(self.world.num_slots)
             self.agent = self._make_agent()
@@ -94,6 +98,7 @@ class Trainer:
         """Train to the last round."""
         try:
             self._measure_baselines()
+            self._take_lesson()
             while self.round < self.config.rounds:
                 self._rng = torch.get_rng_state()
                 report = self._play_round()
@@ -104,8 +109,21 @@ class Trainer:
             self.world.close()
         return TrainingSummary(self.round, self._best, self.baselines, self.history)
 
+    def _open_world(self, config: TrainingConfig) -> GrowthWorld:
+        self._world_config = config
+        with torch.random.fork_rng(devices=[]):  # a run goes on the same whether its world is new or resumed
+            return GrowthWorld(config, self._hub if config.telemetry != "off" else None)
+
+    def _enter_phase(self) -> None:
+        """Go on in another world if the curriculum says so."""
+        config = self.config.in_round(self.round)
+        if config != self._world_config:
+            self.world.close()
+            self.world = self._open_world(config)
+
     def _play_round(self) -> RoundReport:
         start = time.perf_counter()
+        self._enter_phase()
         self._set_learning_rate()
         outcome = collect_round(self.agent, self.normalizer, self.world, self.round, self._check_interrupt)
         metrics = self.agent.update(obs_normalizer=self.normalizer)
@@ -158,6 +176,24 @@ class Trainer:
             means[task] = sum(result.val_objective for result in results) / len(results)
         return means
 
+    def _take_lesson(self) -> None:
+        """Before the first round: watch the teacher for a round, and imitate it."""
+        if self.config.teacher is None or self.round > 0 or self._taught:
+            return
+        self._rng = torch.get_rng_state()
+        outcome = collect_round(
+            self.agent, self.normalizer, self.world, _LESSON_ROUND, self._check_interrupt, self.config.teacher
+        )
+        buffer = self.agent.buffer
+        self.normalizer.update(buffer.raw_obs[buffer.valid])
+        buffer.obs.copy_(self.normalizer.normalize(buffer.raw_obs))
+        losses = clone(self.agent, self.config.lesson_passes, self.config.lesson_lr)
+        self._taught = True
+        self._emit(
+            EventType.LESSON_COMPLETED, {"gain": dict(outcome.gain), "loss": losses[-1], "first_loss": losses[0]}
+        )
+        self._checkpoint()
+
     def _record(self, report: RoundReport) -> None:
         entry = {
             "round": report.round,
@@ -172,6 +208,8 @@ class Trainer:
             "explained_variance": report.metrics["explained_variance"],
             "entropy": report.metrics["joint_entropy"],
             "approx_kl": report.metrics["approx_kl"],
+            "clip_fraction": report.metrics["clip_fraction"],
+            "advantage_std": report.metrics["advantage_std_prenorm"],
         }
         self.history.append(entry)
         self._emit(EventType.ROUND_COMPLETED, {**entry, "seconds": report.seconds})
@@ -187,6 +225,7 @@ class Trainer:
             "round": self.round,
             "rng": torch.get_rng_state(),
             "best": self._best,
+            "taught": self._taught,
             "baselines": self.baselines,
             "history": self.history,
         }
@@ -205,11 +244,11 @@ class Trainer:
         if newest is None:
             raise InputError(f"{self._folder.path if self._folder else 'this run'} holds no checkpoint to resume from")
         self.agent, extra = load_checkpoint(newest, self.config.device)
-        have, wanted = self.agent.num_envs, self.world.num_envs
+        have, wanted = self.agent.num_envs, self.config.envs * len(self.config.tasks)
         if have != wanted:
             raise InputError(f"the checkpoint is of {have} hosts; the config asks for {wanted}")
         self.normalizer = restore_normalizer(extra["normalizer"], self.agent.state_dim)
-        self.round, self._best = extra["round"], extra["best"]
+        self.round, self._best, self._taught = extra["round"], extra["best"], extra["taught"]
         self.baselines, self.history = extra["baselines"], extra["history"]
         torch.set_rng_state(extra["rng"])
 
@@ -226,7 +265,7 @@ class Trainer:
             **config.to_ppo_kwargs(),
         )
         with torch.no_grad():
-            last_layer(agent._base_network.policy_head("op")).bias[Op.WAIT] += config.wait_bias
+            last_layer(agent._base_network.policy_head("op")).bias.add_(torch.tensor(config.op_bias))
         return agent
 
     def _set_learning_rate(self) -> None:

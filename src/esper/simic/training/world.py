@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import ActionMasks
-from esper.leyline import HEAD_NAMES, InputError, Stage, objective
-from esper.nissa import Hub
+from esper.leyline import HEAD_NAMES, InputError, Severity, Stage, objective
+from esper.nissa import Hub, MemorySink
 from esper.simic.control import Masks
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.recipe import EnvRecipe
+from esper.tamiyo import Controller, make_controller
 from esper.tolaria import (
     Environment,
     Shard,
@@ -66,7 +67,7 @@ class GrowthWorld:
     by step the twin's own ups and downs, which nobody observes, would only add noise.
     """
 
-    def __init__(self, config: TrainingConfig) -> None:
+    def __init__(self, config: TrainingConfig, hub: Hub | None = None) -> None:
         self.tasks = config.tasks
         self.twins = config.twins
         self._seed = config.seed
@@ -76,7 +77,8 @@ class GrowthWorld:
         if len(slots) > 1:
             raise InputError(f"tasks must have hosts with the same number of slots; these have {sorted(slots)}")
         self.num_slots = slots.pop()
-        self._envs = _make_envs(config)
+        self._relays = [_Relay(hub or Hub(), index * config.envs, config) for index in range(len(config.tasks))]
+        self._envs = _make_envs(config, [relay.source for relay in self._relays])
         self._earned = torch.zeros(self.num_envs)
         """`[N]`: what each twin has earned in this round."""
         # Tasks in workers of their own run at the same time: the threads only wait for them.
@@ -85,6 +87,8 @@ class GrowthWorld:
     def reset(self, round_index: int) -> tuple[Tensor, Masks]:
         """Begin the episodes of a round, which follow from the run's seed and the number of the round."""
         self._earned.zero_()
+        for relay in self._relays:
+            relay.round = round_index + 1
         observations, masks = [], []
         for index, env in enumerate(self._envs):
             first = index * self._per_task
@@ -92,6 +96,7 @@ class GrowthWorld:
             seen, legal = env.reset([seed for seed in seeds for _ in range(_TWO)] if self.twins else seeds)
             observations.append(self._own(seen))
             masks.append({name: self._own(mask) for name, mask in masks_by_head(legal).items()})
+        self._pass_on_events()
         return torch.cat(observations), _join(masks)
 
     def step(self, actions: Tensor) -> Transition:
@@ -99,6 +104,7 @@ class GrowthWorld:
         shares = [self._with_twins(part) for part in actions.split(self._per_task)]
         run = map if self._threads is None else self._threads.map
         steps = list(run(lambda env, share: env.step(share), self._envs, shares))
+        self._pass_on_events()
         parts = [self._transition(step) for step in steps]
         names = [name for name in Transition.__dataclass_fields__ if name not in ("masks", "components")]
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
@@ -107,6 +113,18 @@ class GrowthWorld:
             joined["rewards"] -= torch.where(joined["terminated"] | joined["truncated"], self._earned, 0.0)
         components = {name: torch.cat([part.components[name] for part in parts]) for name in parts[0].components}
         return Transition(masks=_join([part.masks for part in parts]), components=components, **joined)
+
+    def controllers(self, name: str) -> list[Controller]:
+        """The controller `name` once for each task, at the start of a round."""
+        made = [make_controller(name) for _ in self._envs]
+        for controller, env in zip(made, self._envs, strict=True):
+            controller.reset(env.num_envs, self._seed)
+        return made
+
+    def decide(self, controllers: Sequence[Controller]) -> Tensor:
+        """What `controllers`, one for each task, would do now: `[N, 4]`."""
+        pairs = zip(controllers, self._envs, strict=True)
+        return torch.cat([self._own(controller.decide(env.situation)) for controller, env in pairs])
 
     def by_task(self, values: Tensor) -> dict[str, Tensor]:
         """`values [N]`, task by task."""
@@ -123,6 +141,10 @@ class GrowthWorld:
             env.close()
         if self._threads is not None:
             self._threads.shutdown()
+
+    def _pass_on_events(self) -> None:
+        for relay in self._relays:
+            relay.pass_on()
 
     def _with_twins(self, actions: Tensor) -> Tensor:
         """Hosts and twins take turns; a twin waits."""
@@ -152,12 +174,39 @@ class GrowthWorld:
         )
 
 
+class _Relay:
+    """Tells a hub what happens to the hosts of one task, numbered as in the world; twins, which wait, are left out.
+
+    Events are passed on together, after a step, because tasks step in threads of their own.
+    """
+
+    def __init__(self, hub: Hub, first: int, config: TrainingConfig) -> None:
+        self._hub = hub
+        self._first = first
+        self._twins = config.twins
+        self._least = Severity.DEBUG if config.telemetry == "debug" else Severity.INFO
+        self._told = MemorySink()
+        self.source = Hub([self._told] if hub.listening else [])
+        """What the task's hosts tell."""
+        self.round = 0
+
+    def pass_on(self) -> None:
+        """Hand over what has been told since the last time."""
+        for event in self._told.events:
+            host, is_twin = divmod(event.env_id or 0, _TWO) if self._twins else (event.env_id or 0, 0)
+            if not is_twin and event.severity >= self._least:
+                payload = {**event.payload, "round": self.round}
+                self._hub.emit(replace(event, env_id=self._first + host, payload=payload))
+        self._told.events.clear()
+
+
 def settled(config: TrainingConfig) -> TrainingConfig:
     """`config` with one executor in place of "auto": timed anew, a resumed run might choose another one."""
     if config.executor != "auto":
         return config
     hosts = _hosts_per_worker(config)
-    chosen = {choose_executor("auto", find_task(task), hosts) for task in config.tasks}
+    tasks = {*config.tasks, *(task for phase in config.curriculum for task in phase.tasks or ())}
+    chosen = {choose_executor("auto", find_task(task), hosts) for task in sorted(tasks)}
     return replace(config, executor=chosen.pop() if len(chosen) == 1 else "loop")
 
 
@@ -166,14 +215,15 @@ def _hosts_per_worker(config: TrainingConfig) -> int:
     return math.ceil(hosts / max(1, config.workers // len(config.tasks)))
 
 
-def _make_envs(config: TrainingConfig) -> list[Environment]:
+def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]:
     """One environment per task; workers are shared out among them, at least one to each."""
     hosts = config.envs * (_TWO if config.twins else 1)
     workers = min(hosts, max(1, config.workers // len(config.tasks)))
     envs: list[Environment] = []
-    for task in config.tasks:
+    for task, hub in zip(config.tasks, hubs, strict=True):
         recipe = EnvRecipe(task, config.episode_settings(), config.seed, config.executor, config.reward)
-        envs.append(WorkerPool(recipe, hosts, workers) if config.workers > 1 else recipe(Shard(0, hosts), Hub()))
+        pooled = config.workers > 1
+        envs.append(WorkerPool(recipe, hosts, workers, hub=hub) if pooled else recipe(Shard(0, hosts), hub))
     return envs
 
 

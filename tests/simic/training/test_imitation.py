@@ -1,0 +1,64 @@
+"""A policy that starts from a teacher: it does what the teacher did, and everything else goes on as usual."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import esper
+from esper.leyline import InputError
+from esper.simic.agent.cloning import clone
+from esper.simic.training import InterruptedRunError, RunFolder, Trainer, collect_round
+from tests.simic.training.test_vectorized import assert_same_run, events, tiny_config
+
+
+def agreement(trainer: Trainer) -> float:
+    """Share of the steps in the buffer at which the most probable op is the one that was taken."""
+    batch = trainer.agent.buffer.get_batched_sequences()
+    logits = trainer.agent._base_network(batch.obs, batch.hidden).logits
+    op = trainer.agent.spec.names.index("op")
+    legal = batch.selected[:, :, op]
+    likeliest = torch.where(legal, logits[:, :, op], -torch.inf).argmax(-1)
+    return float((likeliest == batch.actions[:, :, op])[batch.valid].float().mean())
+
+
+def after(steps: int) -> Callable[[], bool]:
+    calls = itertools.count()
+    return lambda: next(calls) >= steps
+
+
+def test_a_clone_does_what_its_teacher_did_and_keeps_room_to_try() -> None:
+    trainer = Trainer(tiny_config(episode_length=14, envs=8))
+    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0, teacher="schedule")
+    assert outcome.ops["GERMINATE"] == pytest.approx(1.0)
+    assert outcome.kept == pytest.approx(1.0)
+    untaught = agreement(trainer)
+    losses = clone(trainer.agent, passes=60, lr=3e-3)
+    assert losses[-1] < 0.5 * losses[0]
+    assert untaught < 1.0
+    assert agreement(trainer) == 1.0
+    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 1)
+    assert outcome.ops["GERMINATE"] == pytest.approx(1.0, abs=0.5)
+    assert float(trainer.agent.buffer.log_probs[:, 0].exp().max()) < 1.0  # the planting is likely, but not certain
+
+
+def test_a_lesson_comes_once_and_is_saved(tmp_path: Path) -> None:
+    config = tiny_config(teacher="schedule", rounds=2)
+    esper.train(config, tmp_path / "straight")
+    told = [event["type"] for event in events(tmp_path / "straight")]
+    assert told.count("lesson_completed") == 1
+    assert told.index("lesson_completed") < told.index("round_completed")
+    for steps in (16 + 4, 16 + 8 + 2):  # in the lesson, and in the first round: 16 steps are the baselines'
+        out = tmp_path / f"cut-{steps}"
+        with pytest.raises(InterruptedRunError):
+            esper.train(config, out, should_stop=after(steps))
+        assert RunFolder(out).newest() is not None
+        esper.train(config, out, resume=True)
+        assert_same_run(tmp_path / "straight", out)
+
+
+def test_an_unknown_teacher_is_named() -> None:
+    with pytest.raises(InputError, match=r"unknown teacher 'professor'; choose one of: .*heuristic"):
+        tiny_config(teacher="professor")
