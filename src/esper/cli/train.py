@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train a controller; what is not given here comes from --config, or from the defaults of TrainingConfig."""
+    """Train a controller; what is not given comes from --preset or --config, or from the defaults of TrainingConfig."""
 
     task: tuple[str, ...] = ()
     """Tasks that every round mixes; see `esper tasks`."""
     out: Path = Path("runs/train")
     """Folder of the run: config, events, checkpoints, summary."""
+    preset: str | None = None
+    """A config by name: quick (two minutes), pair (what controllers are proven on), or that of a task."""
     config: Path | None = None
     """JSON file with fields of TrainingConfig."""
     set: tuple[str, ...] = ()
@@ -73,9 +75,12 @@ class Train:
         return True
 
     def _config(self) -> "TrainingConfig":
-        from esper.simic.training import TrainingConfig
+        from esper.simic.training import TrainingConfig, preset
 
-        base = TrainingConfig.load(self.config) if self.config is not None else TrainingConfig()
+        if self.preset is not None and self.config is not None:
+            raise InputError("give --preset or --config, not both; --set changes single fields of either")
+        base = TrainingConfig() if self.preset is None else preset(self.preset)
+        base = base if self.config is None else TrainingConfig.load(self.config)
         names = ("rounds", "envs", "episode_length", "seed", "device", "workers", "telemetry")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.task:

@@ -2,6 +2,7 @@
 
 from esper.simic.training.config import Phase, TrainingConfig
 from esper.simic.training.controller import LearnedController, load_controller
+from esper.simic.training.presets import preset, preset_names
 from esper.simic.training.recipe import EnvRecipe
 from esper.simic.training.rounds import RoundOutcome, collect_round
 from esper.simic.training.run_folder import RunFolder
@@ -23,5 +24,7 @@ __all__ = [
     "collect_round",
     "load_controller",
     "masks_by_head",
+    "preset",
+    "preset_names",
     "settled",
 ]
