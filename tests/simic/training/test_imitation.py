@@ -50,7 +50,8 @@ def test_a_lesson_comes_once_and_is_saved(tmp_path: Path) -> None:
     told = [event["type"] for event in events(tmp_path / "straight")]
     assert told.count("lesson_completed") == 1
     assert told.index("lesson_completed") < told.index("round_completed")
-    for steps in (16 + 4, 16 + 8 + 2):  # in the lesson, and in the first round: 16 steps are the baselines'
+    # In the lesson and in the first round: 16 steps are the baselines', then 8 are the twins'.
+    for steps in (16 + 8 + 4, 16 + 8 + 8 + 2):
         out = tmp_path / f"cut-{steps}"
         with pytest.raises(InterruptedRunError):
             esper.train(config, out, should_stop=after(steps))

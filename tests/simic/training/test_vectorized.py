@@ -16,6 +16,7 @@ import torch
 
 import esper
 from esper.leyline import HEAD_NAMES, EsperError, InputError
+from esper.simic.agent.checkpoint import pack_checkpoint
 from esper.simic.rewards import ChecksConfig, RewardConfig
 from esper.simic.training import (
     InterruptedRunError,
@@ -139,7 +140,7 @@ def test_suspicious_seeds_are_told_of(tmp_path: Path) -> None:
     assert all(event["payload"]["ratio"] > 0 and event["slot_id"] and event["env_id"] < 8 for event in told)
 
 
-@pytest.mark.parametrize("steps", [1, 13, 40, 55])
+@pytest.mark.parametrize("steps", [1, 13, 40, 50, 55, 70])
 def test_a_run_stopped_anywhere_resumes_bit_for_bit(straight: Path, tmp_path: Path, steps: int) -> None:
     calls = iter(range(10_000))
     with pytest.raises(InterruptedRunError):
@@ -189,14 +190,15 @@ def test_a_failed_checkpoint_leaves_the_earlier_ones(tmp_path: Path, monkeypatch
     folder = RunFolder(tmp_path)
     trainer = Trainer(tiny_config())
     folder.create(tiny_config())
-    folder.save(1, trainer.agent, {"normalizer": trainer.normalizer.state_dict()}, keep=3)
+    packed = pack_checkpoint(trainer.agent, {"normalizer": trainer.normalizer.state_dict()})
+    folder.save(1, packed, keep=3)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(EsperError, match=r"No space left on device.*earlier ones are untouched"):
-        folder.save(2, trainer.agent, {}, keep=1)
+        folder.save(2, packed, keep=1)
     assert [path.name for path in folder.checkpoints.iterdir()] == ["round-000001.pt"]
     load_controller(folder.checkpoints / "round-000001.pt")
 
@@ -289,6 +291,22 @@ def test_a_host_is_paid_relative_to_its_twin_left_alone() -> None:
     scale = busy.config.reward.scale
     assert float(outcome.returns.mean()) / scale == pytest.approx(outcome.gain[TINY], abs=1e-5)
     assert outcome.gain[TINY] != 0.0
+
+
+def test_twins_are_trained_once_for_the_same_seeds() -> None:
+    trainer = Trainer(tiny_config(distinct_rounds=2))
+    steps: list[None] = []
+    played = []
+    for round_index in range(4):
+        before = len(steps)
+        outcome = collect_round(
+            trainer.agent, trainer.normalizer, trainer.world, round_index, lambda: steps.append(None)
+        )
+        played.append((len(steps) - before, outcome.objective[TINY] - outcome.gain[TINY]))
+    assert [count for count, _ in played] == [16, 16, 8, 8]
+    assert played[0][1] == pytest.approx(played[2][1])
+    assert played[1][1] == pytest.approx(played[3][1])
+    assert played[0][1] != pytest.approx(played[1][1])
 
 
 def test_without_twins_the_rewards_are_those_of_the_host() -> None:

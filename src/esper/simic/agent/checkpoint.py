@@ -5,6 +5,7 @@ Versions of the format:
 1: action heads, slot configuration, state_dim and all options are stored as plain data.
 """
 
+import io
 import os
 import tempfile
 from collections.abc import Mapping
@@ -45,23 +46,34 @@ def agent_state(agent: PPOAgent) -> dict[str, Any]:
     }
 
 
-def save_checkpoint(path: Path, agent: PPOAgent, extra: Mapping[str, Any] | None = None) -> None:
-    """Write the agent to `path`, all or nothing.
+def pack_checkpoint(agent: PPOAgent, extra: Mapping[str, Any] | None = None) -> bytes:
+    """The agent as it is now, as `write_checkpoint` takes it.
 
     `extra` holds what belongs to the run but not to the agent, in tensors and built-in types: the state of
     normalisers, random generators, environments.
     """
-    state = {**agent_state(agent), "extra": dict(extra or {})}
+    packed = io.BytesIO()
+    torch.save({**agent_state(agent), "extra": dict(extra or {})}, packed)
+    return packed.getvalue()
+
+
+def write_checkpoint(path: Path, packed: bytes) -> None:
+    """Write a packed checkpoint to `path`, all or nothing."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            torch.save(state, file)
+            file.write(packed)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def save_checkpoint(path: Path, agent: PPOAgent, extra: Mapping[str, Any] | None = None) -> None:
+    """Pack the agent and write it to `path`, all or nothing."""
+    write_checkpoint(path, pack_checkpoint(agent, extra))
 
 
 def load_checkpoint(path: Path, device: str = "auto") -> tuple[PPOAgent, dict[str, Any]]:

@@ -71,6 +71,8 @@ class TrainingConfig:
     """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
     twins: bool = True
     """Whether every host has a twin that is left alone and is paid relative to it, which removes the luck of seeds."""
+    distinct_rounds: int = 4
+    """Rounds after which the seeds of episodes come round again if there are twins, which are then known already."""
     budget: int = UNLIMITED
     """The most parameters that all seeds of a host together may add."""
     batch_size: int | None = None
@@ -271,6 +273,7 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("seed", 0, 2**62, True, False),
     ("workers", 1, _INFINITY, True, False),
     ("budget", 0, _INFINITY, True, False),
+    ("distinct_rounds", 1, _INFINITY, True, False),
     ("batch_size", 1, _INFINITY, True, False),
     ("lesson_passes", 1, _INFINITY, True, False),
     ("lesson_lr", 0, _INFINITY, False, False),

@@ -93,7 +93,7 @@ def collect_round(
     decides and the agent only watches.
     """
     agent.buffer.clear()
-    observations, masks = world.reset(round_index)
+    observations, masks = world.reset(round_index, check_interrupt)
     hidden = agent.initial_hidden(world.num_envs)
     running = torch.ones(world.num_envs, dtype=torch.bool)
     tally = _Tally(world)

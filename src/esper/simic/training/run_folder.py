@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import EsperError, InputError
-from esper.simic.agent.checkpoint import save_checkpoint
-from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.checkpoint import write_checkpoint
 from esper.simic.training.config import TrainingConfig
 
 _PREFIX, _SUFFIX = "round-", ".pt"
@@ -46,16 +45,16 @@ class RunFolder:
         found = self._numbered()
         return found[max(found)] if found else None
 
-    def save(self, round_index: int, agent: PPOAgent, extra: Mapping[str, Any], keep: int) -> None:
+    def save(self, round_index: int, packed: bytes, keep: int) -> None:
         """Add a checkpoint, then remove all but the newest `keep`; a failed write destroys nothing."""
-        self._write(self.checkpoints / f"{_PREFIX}{round_index:06d}{_SUFFIX}", agent, extra)
+        self._write(self.checkpoints / f"{_PREFIX}{round_index:06d}{_SUFFIX}", packed)
         found = self._numbered()
         for old in sorted(found)[:-keep]:
             found[old].unlink(missing_ok=True)
 
-    def save_best(self, agent: PPOAgent, extra: Mapping[str, Any]) -> None:
+    def save_best(self, packed: bytes) -> None:
         """Keep this controller as the best so far."""
-        self._write(self.best, agent, extra)
+        self._write(self.best, packed)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """What the run came to."""
@@ -70,10 +69,10 @@ class RunFolder:
         summary: dict[str, Any] = json.loads(self.summary.read_text())
         return summary
 
-    def _write(self, path: Path, agent: PPOAgent, extra: Mapping[str, Any]) -> None:
+    def _write(self, path: Path, packed: bytes) -> None:
         try:
-            save_checkpoint(path, agent, extra)
-        except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
+            write_checkpoint(path, packed)
+        except OSError as error:
             raise EsperError(f"checkpoint {path} cannot be written ({error}); earlier ones are untouched") from None
 
     def _numbered(self) -> dict[int, Path]:

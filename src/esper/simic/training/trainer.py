@@ -10,7 +10,7 @@ import torch
 
 from esper.leyline import HEAD_NAMES, EsperError, EventType, InputError, SlotConfig, TelemetryEvent
 from esper.nissa import Hub
-from esper.simic.agent.checkpoint import load_checkpoint
+from esper.simic.agent.checkpoint import load_checkpoint, pack_checkpoint
 from esper.simic.agent.cloning import clone
 from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
@@ -92,7 +92,7 @@ class Trainer:
             torch.manual_seed(config.seed)
             self.normalizer = fresh_normalizer(self.world.num_slots)
             self.agent = self._make_agent()
-        self._rng = torch.get_rng_state()
+        self._remember()
 
     def run(self) -> TrainingSummary:
         """Train to the last round."""
@@ -100,9 +100,8 @@ class Trainer:
             self._measure_baselines()
             self._take_lesson()
             while self.round < self.config.rounds:
-                self._rng = torch.get_rng_state()
-                report = self._play_round()
-                self._record(report)
+                self._record(self._play_round())
+                self._remember()
                 if self.round % self.config.checkpoint_every == 0 or self.round == self.config.rounds:
                     self._checkpoint()
         finally:
@@ -152,12 +151,13 @@ class Trainer:
         if mean > self._best:
             self._best = mean
             if self._folder is not None:
-                self._folder.save_best(self.agent, self._extra())
+                self._folder.save_best(pack_checkpoint(self.agent, self._extra()))
         return scores
 
     def _measure_baselines(self) -> None:
         if not self.baselines:
             self.baselines = {name: self._mean_objectives(make_controller(name)) for name in _BASELINES}
+            self._remember()
         self._emit(EventType.RUN_STARTED, {"config": self.config.to_dict(), "baselines": self.baselines})
 
     def _mean_objectives(self, controller: Controller) -> dict[str, float]:
@@ -180,7 +180,6 @@ class Trainer:
         """Before the first round: watch the teacher for a round, and imitate it."""
         if self.config.teacher is None or self.round > 0 or self._taught:
             return
-        self._rng = torch.get_rng_state()
         outcome = collect_round(
             self.agent, self.normalizer, self.world, _LESSON_ROUND, self._check_interrupt, self.config.teacher
         )
@@ -215,9 +214,14 @@ class Trainer:
         self._emit(EventType.ROUND_COMPLETED, {**entry, "seconds": report.seconds})
         self._watch(report)
 
+    def _remember(self) -> None:
+        """Keep the present state in memory: what is saved when the run is stopped in the middle of what follows."""
+        self._whole = (self.round, pack_checkpoint(self.agent, self._extra()))
+
     def _checkpoint(self) -> None:
+        """Save what was remembered last."""
         if self._folder is not None:
-            self._folder.save(self.round, self.agent, self._extra(), self.config.keep_checkpoints)
+            self._folder.save(*self._whole, self.config.keep_checkpoints)
 
     def _extra(self) -> dict[str, Any]:
         return {
@@ -233,10 +237,7 @@ class Trainer:
     def _check_interrupt(self) -> None:
         """Stop between two steps if asked to: the round under way is dropped and will be played again, the same."""
         if self._should_stop():
-            if self._folder is not None:
-                self._folder.save(
-                    self.round, self.agent, {**self._extra(), "rng": self._rng}, self.config.keep_checkpoints
-                )
+            self._checkpoint()
             raise InterruptedRunError("stopped; everything up to the last whole round is saved")
 
     def _resume(self) -> None:

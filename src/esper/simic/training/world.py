@@ -1,9 +1,10 @@
 """The world of a run: hosts of several tasks side by side, seen by the controller as one batch of environments."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,9 +25,6 @@ from esper.tolaria import (
     episode_seed,
     find_task,
 )
-
-_TWO = 2
-"""Hosts per episode where each has a twin."""
 
 
 def masks_by_head(masks: ActionMasks) -> Masks:
@@ -64,12 +62,12 @@ class GrowthWorld:
     With twins, every host has one that starts from the same seed and is left alone, and what the twin has earned is
     taken off its host's last reward. A policy cannot change its twins, so this changes no comparison between policies;
     it removes the luck of the seed, which is larger than what a decision brings. It is done at the end, because step
-    by step the twin's own ups and downs, which nobody observes, would only add noise.
+    by step the twin's own ups and downs, which nobody observes, would only add noise. Twins are trained once: after
+    `distinct_rounds` rounds the same seeds come round again, and what their twins earned is known.
     """
 
     def __init__(self, config: TrainingConfig, hub: Hub | None = None) -> None:
         self.tasks = config.tasks
-        self.twins = config.twins
         self._seed = config.seed
         self._per_task = config.envs
         self.num_envs = config.envs * len(config.tasks)
@@ -79,38 +77,78 @@ class GrowthWorld:
         self.num_slots = slots.pop()
         self._relays = [_Relay(hub or Hub(), index * config.envs, config) for index in range(len(config.tasks))]
         self._envs = _make_envs(config, [relay.source for relay in self._relays])
-        self._earned = torch.zeros(self.num_envs)
-        """`[N]`: what each twin has earned in this round."""
+        self._distinct = config.distinct_rounds if config.twins else None
+        self._known: dict[int, _Alone] = {}
+        """Per round of distinct seeds: what its twins came to. Not saved: a resumed run measures the same again."""
+        self._alone = _Alone.of_none(self.num_envs)
         # Tasks in workers of their own run at the same time: the threads only wait for them.
         self._threads = ThreadPoolExecutor(len(self._envs)) if config.workers > 1 else None
 
-    def reset(self, round_index: int) -> tuple[Tensor, Masks]:
-        """Begin the episodes of a round, which follow from the run's seed and the number of the round."""
-        self._earned.zero_()
+    def reset(self, round_index: int, after_step: Callable[[], None] = lambda: None) -> tuple[Tensor, Masks]:
+        """Begin the episodes of a round, which follow from the run's seed and the number of the round.
+
+        If the twins of these episodes are not known yet, they are trained first; `after_step` is called after every
+        step of theirs, and may raise.
+        """
+        episode = round_index if self._distinct is None else round_index % self._distinct
+        self._alone = _Alone.of_none(self.num_envs) if self._distinct is None else self._twins_of(episode, after_step)
         for relay in self._relays:
-            relay.round = round_index + 1
+            relay.round, relay.muted = round_index + 1, False
+        return self._begin(episode)
+
+    def _begin(self, episode: int) -> tuple[Tensor, Masks]:
         observations, masks = [], []
         for index, env in enumerate(self._envs):
             first = index * self._per_task
-            seeds = [episode_seed(self._seed, first + host, round_index) for host in range(self._per_task)]
-            seen, legal = env.reset([seed for seed in seeds for _ in range(_TWO)] if self.twins else seeds)
-            observations.append(self._own(seen))
-            masks.append({name: self._own(mask) for name, mask in masks_by_head(legal).items()})
+            seen, legal = env.reset([episode_seed(self._seed, first + host, episode) for host in range(self._per_task)])
+            observations.append(seen)
+            masks.append(masks_by_head(legal))
         self._pass_on_events()
         return torch.cat(observations), _join(masks)
 
+    def _twins_of(self, episode: int, after_step: Callable[[], None]) -> "_Alone":
+        if episode in self._known:
+            return self._known[episode]
+        alone = self._play_alone(episode, after_step)
+        if not bool(alone.dropped.any()):
+            self._known[episode] = alone
+        return alone
+
+    def _play_alone(self, episode: int, after_step: Callable[[], None]) -> "_Alone":
+        """Train the hosts of these episodes without any seed; nothing is told of it."""
+        for relay in self._relays:
+            relay.muted = True
+        self._begin(episode)
+        alone, running = _Alone.of_none(self.num_envs), torch.ones(self.num_envs, dtype=torch.bool)
+        while running.any():
+            step = self._advance(torch.zeros(self.num_envs, len(HEAD_NAMES), dtype=torch.int64))
+            ended = running & (step.terminated | step.truncated)
+            alone.earned += torch.where(running, step.rewards, 0.0)
+            alone.objective[ended] = step.objective[ended].to(torch.float32)
+            alone.dropped |= running & step.dropped
+            running = running & ~(ended | step.dropped)
+            after_step()
+        return alone
+
     def step(self, actions: Tensor) -> Transition:
         """Take one action per host."""
-        shares = [self._with_twins(part) for part in actions.split(self._per_task)]
+        step, alone = self._advance(actions), self._alone
+        ended = step.terminated | step.truncated
+        return replace(
+            step,
+            rewards=step.rewards - torch.where(ended, alone.earned, 0.0),
+            dropped=step.dropped | alone.dropped,
+            twin_objective=torch.where(ended, alone.objective, torch.nan),
+        )
+
+    def _advance(self, actions: Tensor) -> Transition:
+        """One step of all hosts, twins not considered."""
         run = map if self._threads is None else self._threads.map
-        steps = list(run(lambda env, share: env.step(share), self._envs, shares))
+        steps = list(run(lambda env, share: env.step(share), self._envs, actions.split(self._per_task)))
         self._pass_on_events()
-        parts = [self._transition(step) for step in steps]
+        parts = [_transition(step) for step in steps]
         names = [name for name in Transition.__dataclass_fields__ if name not in ("masks", "components")]
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-        if self.twins:
-            self._earned += torch.cat([step.rewards[1::_TWO] for step in steps])
-            joined["rewards"] -= torch.where(joined["terminated"] | joined["truncated"], self._earned, 0.0)
         components = {name: torch.cat([part.components[name] for part in parts]) for name in parts[0].components}
         return Transition(masks=_join([part.masks for part in parts]), components=components, **joined)
 
@@ -124,7 +162,7 @@ class GrowthWorld:
     def decide(self, controllers: Sequence[Controller]) -> Tensor:
         """What `controllers`, one for each task, would do now: `[N, 4]`."""
         pairs = zip(controllers, self._envs, strict=True)
-        return torch.cat([self._own(controller.decide(env.situation)) for controller, env in pairs])
+        return torch.cat([controller.decide(env.situation) for controller, env in pairs])
 
     def by_task(self, values: Tensor) -> dict[str, Tensor]:
         """`values [N]`, task by task."""
@@ -146,36 +184,43 @@ class GrowthWorld:
         for relay in self._relays:
             relay.pass_on()
 
-    def _with_twins(self, actions: Tensor) -> Tensor:
-        """Hosts and twins take turns; a twin waits."""
-        if not self.twins:
-            return actions
-        return torch.stack([actions, torch.zeros_like(actions)], 1).flatten(0, 1)
 
-    def _own(self, values: Tensor) -> Tensor:
-        return values[::_TWO] if self.twins else values
+@dataclass(slots=True)
+class _Alone:
+    """What the hosts of a round come to when they are left alone; all `[N]`."""
 
-    def _transition(self, step: Step) -> Transition:
-        outcome, table = step.info.outcome, step.info.outcome.after.table
-        ended = objective(outcome.final_score, outcome.final_params, outcome.after.host_params, outcome.after.price)
-        rewards, dropped = step.rewards.to(torch.float32), step.info.dropped
-        return Transition(
-            observations=self._own(step.observations),
-            masks={name: self._own(mask) for name, mask in masks_by_head(step.masks).items()},
-            rewards=self._own(rewards),
-            terminated=self._own(step.terminated),
-            truncated=self._own(step.truncated),
-            dropped=dropped[::_TWO] | dropped[1::_TWO] if self.twins else dropped,
-            components={name: self._own(term) for name, term in step.info.payment.components.items()},
-            objective=self._own(ended),
-            twin_objective=ended[1::_TWO] if self.twins else torch.full_like(ended, torch.nan),
-            added_params=self._own(table.added_params),
-            kept=self._own((table.stage == Stage.FOSSILIZED).sum(1)),
-        )
+    earned: Tensor
+    """The sum of their rewards."""
+    objective: Tensor
+    dropped: Tensor
+    """Bool: lost with its worker, so that there is nothing to compare with."""
+
+    @classmethod
+    def of_none(cls, num_envs: int) -> Self:
+        """Where there are no twins: nothing is taken off."""
+        return cls(torch.zeros(num_envs), torch.full((num_envs,), torch.nan), torch.zeros(num_envs, dtype=torch.bool))
+
+
+def _transition(step: Step) -> Transition:
+    outcome, table = step.info.outcome, step.info.outcome.after.table
+    ended = objective(outcome.final_score, outcome.final_params, outcome.after.host_params, outcome.after.price)
+    return Transition(
+        observations=step.observations,
+        masks=masks_by_head(step.masks),
+        rewards=step.rewards.to(torch.float32),
+        terminated=step.terminated,
+        truncated=step.truncated,
+        dropped=step.info.dropped,
+        components=step.info.payment.components,
+        objective=ended,
+        twin_objective=torch.full_like(ended, torch.nan),
+        added_params=table.added_params,
+        kept=(table.stage == Stage.FOSSILIZED).sum(1),
+    )
 
 
 class _Relay:
-    """Tells a hub what happens to the hosts of one task, numbered as in the world; twins, which wait, are left out.
+    """Tells a hub what happens to the hosts of one task, numbered as in the world.
 
     Events are passed on together, after a step, because tasks step in threads of their own.
     """
@@ -183,20 +228,19 @@ class _Relay:
     def __init__(self, hub: Hub, first: int, config: TrainingConfig) -> None:
         self._hub = hub
         self._first = first
-        self._twins = config.twins
         self._least = Severity.DEBUG if config.telemetry == "debug" else Severity.INFO
         self._told = MemorySink()
         self.source = Hub([self._told] if hub.listening else [])
         """What the task's hosts tell."""
         self.round = 0
+        self.muted = False
 
     def pass_on(self) -> None:
         """Hand over what has been told since the last time."""
-        for event in self._told.events:
-            host, is_twin = divmod(event.env_id or 0, _TWO) if self._twins else (event.env_id or 0, 0)
-            if not is_twin and event.severity >= self._least:
+        for event in [] if self.muted else self._told.events:
+            if event.severity >= self._least:
                 payload = {**event.payload, "round": self.round}
-                self._hub.emit(replace(event, env_id=self._first + host, payload=payload))
+                self._hub.emit(replace(event, env_id=self._first + (event.env_id or 0), payload=payload))
         self._told.events.clear()
 
 
@@ -204,20 +248,15 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     """`config` with one executor in place of "auto": timed anew, a resumed run might choose another one."""
     if config.executor != "auto":
         return config
-    hosts = _hosts_per_worker(config)
+    hosts = math.ceil(config.envs / max(1, config.workers // len(config.tasks)))
     tasks = {*config.tasks, *(task for phase in config.curriculum for task in phase.tasks or ())}
     chosen = {choose_executor("auto", find_task(task), hosts) for task in sorted(tasks)}
     return replace(config, executor=chosen.pop() if len(chosen) == 1 else "loop")
 
 
-def _hosts_per_worker(config: TrainingConfig) -> int:
-    hosts = config.envs * (_TWO if config.twins else 1)
-    return math.ceil(hosts / max(1, config.workers // len(config.tasks)))
-
-
 def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]:
     """One environment per task; workers are shared out among them, at least one to each."""
-    hosts = config.envs * (_TWO if config.twins else 1)
+    hosts = config.envs
     workers = min(hosts, max(1, config.workers // len(config.tasks)))
     envs: list[Environment] = []
     for task, hub in zip(config.tasks, hubs, strict=True):
