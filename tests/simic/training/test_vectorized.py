@@ -43,6 +43,7 @@ def tiny_config(**overrides: Any) -> TrainingConfig:
         "validate_every": 2,
         "lstm_hidden_dim": 16,
         "num_minibatches": 2,
+        "teacher": None,
     }
     return TrainingConfig(**(settings | overrides))
 
@@ -281,8 +282,8 @@ def test_an_interrupted_command_saves_and_exits_130(tmp_path: Path) -> None:
 
 
 def test_a_host_is_paid_relative_to_its_twin_left_alone() -> None:
-    """What is summed is the gain over the twin, and a policy that only waits gains exactly nothing."""
-    trainer = Trainer(tiny_config(op_bias=(10.0, 0.0, 0.0, 0.0), price=0.03))
+    """On average what is summed is the gain over the twins; paid wholly by its own, a host that waits gains nothing."""
+    trainer = Trainer(tiny_config(op_bias=(10.0, 0.0, 0.0, 0.0), price=0.03, twin_weight=1.0))
     outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
     assert outcome.ops["WAIT"] == pytest.approx(8.0)
     assert not outcome.returns.any()

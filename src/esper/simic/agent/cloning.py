@@ -10,9 +10,9 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.sequences import SequenceBatch, minibatches
 from esper.simic.control.action_spec import ActionSpec
 
-DECIDER_SMOOTHING = 0.02
+DECIDER_SMOOTHING = 0.06
 """Probability that the deciding head keeps for what the teacher did not do: it is asked in every step ..."""
-SMOOTHING = 0.15
+SMOOTHING = 0.2
 """... and the other heads, which are asked a few times in an episode and have most to find out."""
 
 

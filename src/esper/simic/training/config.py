@@ -20,13 +20,18 @@ from esper.leyline import (
     InputError,
     unknown_name,
 )
-from esper.simic.rewards import RewardConfig, check_gammas
+from esper.simic.rewards import RewardConfig, RewardFamily, check_gammas
 from esper.simic.training.config_json import from_plain, to_plain
 from esper.tamiyo import controller_names
 from esper.tolaria import EpisodeSettings, TrackerSettings, executor_names, find_task
 
 GROWTH_GAMMA = 1.0
 """An episode's end is the end of the problem, so nothing that comes later counts less."""
+GROWTH_REWARD = RewardConfig(
+    RewardFamily.SPARSE, gamma=GROWTH_GAMMA, scale=10.0, governor_penalty=0.05, holding_cost=0.002
+)
+"""Pays the objective at the end. Paid as it changes it sums to the same, but a value function then has to predict a
+whole learning curve, and its error in that is larger than what decisions bring."""
 TELEMETRY_LEVELS = ("off", "normal", "debug")
 
 
@@ -70,7 +75,9 @@ class TrainingConfig:
     price: float | tuple[float, float] = (0.01, 0.1)
     """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
     twins: bool = True
-    """Whether every host has a twin that is left alone and is paid relative to it, which removes the luck of seeds."""
+    """Whether hosts are paid relative to twins, from the same seeds, that are left alone."""
+    twin_weight: float = 0.4
+    """How much of its own twin's luck is taken off a host's reward; the mean of all twins of its task always is."""
     distinct_rounds: int = 4
     """Rounds after which the seeds of episodes come round again if there are twins, which are then known already."""
     budget: int = UNLIMITED
@@ -79,10 +86,10 @@ class TrainingConfig:
     """Samples per minibatch of a host's training; each task's own number if not given."""
     curriculum: tuple[Phase, ...] = ()
     """Phases that a run goes through before the tasks, price and budget above are its own, easiest first."""
-    reward: RewardConfig = field(default_factory=lambda: RewardConfig(gamma=GROWTH_GAMMA, scale=10.0))
+    reward: RewardConfig = field(default_factory=lambda: GROWTH_REWARD)
     """What a step pays; its gamma must be the learner's."""
 
-    teacher: str | None = None
+    teacher: str | None = "heuristic"
     """Controller whose decisions in one round the policy imitates before it learns from its own: heuristic, schedule,
     random or never; none starts from dice."""
     lesson_passes: int = 60
@@ -92,25 +99,25 @@ class TrainingConfig:
 
     lstm_hidden_dim: int = 64
     """Width of the controller's memory."""
-    lr: float = 1e-3
+    lr: float = 2e-3
     """Learning rate of the controller ..."""
     lr_schedule: Literal["constant", "linear"] = "linear"
     """... which falls to a tenth over the run if linear."""
     gamma: float = GROWTH_GAMMA
     """Discount."""
-    gae_lambda: float = 1.0
-    """How far advantages trust rewards over values: wholly, because a twin takes the luck out of whole episodes."""
+    gae_lambda: float = 0.9
+    """How far advantages trust rewards over values: what a value has learned of earlier rounds is less noisy."""
     clip_ratio: float = DEFAULT_CLIP_RATIO
     """How far one update may move the probability of an action."""
     target_kl: float | None = 0.05
     """An update stops at 1.5 times this much change of the policy; none never stops it."""
     epochs: int = 4
     """Passes over a round; exact, because every episode is replayed from its start."""
-    num_minibatches: int = 4
+    num_minibatches: int = 8
     """Groups of whole episodes per pass."""
     entropy_coef: float = 0.004
     """Weight of the entropy bonus at the start ..."""
-    entropy_coef_min: float = 0.001
+    entropy_coef_min: float = 0.0
     """... and at the end of the decay."""
     entropy_decay: float = 0.8
     """Share of the run over which the entropy weight falls; 0 keeps it constant."""
@@ -273,6 +280,7 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("seed", 0, 2**62, True, False),
     ("workers", 1, _INFINITY, True, False),
     ("budget", 0, _INFINITY, True, False),
+    ("twin_weight", 0, 1, True, True),
     ("distinct_rounds", 1, _INFINITY, True, False),
     ("batch_size", 1, _INFINITY, True, False),
     ("lesson_passes", 1, _INFINITY, True, False),

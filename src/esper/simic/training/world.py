@@ -39,7 +39,7 @@ class Transition:
     observations: Tensor
     masks: Masks
     rewards: Tensor
-    """Where hosts have twins, the last one is less what the twin has earned."""
+    """Where hosts have twins, the last one is less what the twins lead to expect."""
     terminated: Tensor
     truncated: Tensor
     dropped: Tensor
@@ -59,11 +59,13 @@ class Transition:
 class GrowthWorld:
     """The hosts of all tasks of a run, in this process or shared out over workers.
 
-    With twins, every host has one that starts from the same seed and is left alone, and what the twin has earned is
-    taken off its host's last reward. A policy cannot change its twins, so this changes no comparison between policies;
-    it removes the luck of the seed, which is larger than what a decision brings. It is done at the end, because step
-    by step the twin's own ups and downs, which nobody observes, would only add noise. Twins are trained once: after
-    `distinct_rounds` rounds the same seeds come round again, and what their twins earned is known.
+    With twins, every host has one that starts from the same seed and is left alone, and its host's last reward is less
+    what the twins of its task earned on average and `twin_weight` of how far its own twin is from that. A policy cannot
+    change its twins, so this changes no comparison between policies; it removes some of the luck of the seed, which is
+    larger than what a decision brings. Taking off all of a twin would add luck instead: a host that grows and its twin
+    share their start, and only a part of their fortune. It is done at the end, because step by step the twins' own ups
+    and downs, which nobody observes, would only add noise. Twins are trained once: after `distinct_rounds` rounds the
+    same seeds come round again, and what their twins earned is known.
     """
 
     def __init__(self, config: TrainingConfig, hub: Hub | None = None) -> None:
@@ -78,6 +80,7 @@ class GrowthWorld:
         self._relays = [_Relay(hub or Hub(), index * config.envs, config) for index in range(len(config.tasks))]
         self._envs = _make_envs(config, [relay.source for relay in self._relays])
         self._distinct = config.distinct_rounds if config.twins else None
+        self._twin_weight = config.twin_weight
         self._known: dict[int, _Alone] = {}
         """Per round of distinct seeds: what its twins came to. Not saved: a resumed run measures the same again."""
         self._alone = _Alone.of_none(self.num_envs)
@@ -136,10 +139,15 @@ class GrowthWorld:
         ended = step.terminated | step.truncated
         return replace(
             step,
-            rewards=step.rewards - torch.where(ended, alone.earned, 0.0),
+            rewards=step.rewards - torch.where(ended, self._expected(alone.earned), 0.0),
             dropped=step.dropped | alone.dropped,
             twin_objective=torch.where(ended, alone.objective, torch.nan),
         )
+
+    def _expected(self, earned: Tensor) -> Tensor:
+        """What hosts may be expected to earn, from what their twins did: `[N]`."""
+        means = earned.view(-1, self._per_task).mean(1).repeat_interleave(self._per_task)
+        return means + self._twin_weight * (earned - means)
 
     def _advance(self, actions: Tensor) -> Transition:
         """One step of all hosts, twins not considered."""
