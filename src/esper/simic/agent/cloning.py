@@ -1,5 +1,8 @@
 """Behaviour cloning: a policy that starts from what a teacher did, before it learns from what it does itself."""
 
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
 import torch
 from torch import Tensor
 from torch.optim import Adam
@@ -8,31 +11,31 @@ from esper.simic.agent.losses import masked_mean, value_loss
 from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.sequences import SequenceBatch, minibatches
-from esper.simic.control.action_spec import ActionSpec
 
-DECIDER_SMOOTHING = 0.06
+DECIDER_SMOOTHING = 0.12
 """Probability that the deciding head keeps for what the teacher did not do: it is asked in every step ..."""
 SMOOTHING = 0.2
 """... and the other heads, which are asked a few times in an episode and have most to find out."""
 
 
-def clone(agent: PPOAgent, passes: int, lr: float) -> list[float]:
+def clone(agent: PPOAgent, passes: int, lr: float, decider_prior: Sequence[float] | None = None) -> list[float]:
     """Fit policy and values to the round in the agent's buffer; returns the mean loss of each pass.
 
     The actions in it are a teacher's. Its choices become the most probable ones and no more: `SMOOTHING` leaves room to
-    try others. The buffer keeps the round.
+    try others, all alike but for the deciding head, where `decider_prior` are the logits of what is worth trying. The
+    buffer keeps the round.
     """
     buffer, network = agent.buffer, agent._base_network
     buffer.compute_advantages_and_returns(agent.gamma, 1.0, horizon_is_terminal=agent.horizon_is_terminal)
     agent.return_scale.update(buffer.returns[buffer.valid], last_layer(network.value_head))
     batch = buffer.get_batched_sequences(agent.device)
-    smoothing = _smoothing(agent.spec).to(agent.device)
+    target = _Smoothing.of(agent, decider_prior)
     optimizer = Adam(network.parameters(), lr)  # its own: the learner's moments belong to the learner's gradients
     losses = []
     for _ in range(passes):
         total = torch.zeros((), device=agent.device)
         for index in minibatches(batch.lengths, agent.num_minibatches):
-            loss = _loss(agent, batch.rows(index), smoothing)
+            loss = _loss(agent, batch.rows(index), target)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -41,17 +44,35 @@ def clone(agent: PPOAgent, passes: int, lr: float) -> list[float]:
     return losses
 
 
-def _smoothing(spec: ActionSpec) -> Tensor:
-    return torch.tensor([DECIDER_SMOOTHING if head.name == spec.decider else SMOOTHING for head in spec.heads])
+class _Smoothing(NamedTuple):
+    """What a head keeps for actions that its teacher did not take."""
+
+    share: Tensor
+    """`[H]`"""
+    logits: Tensor
+    """`[H, K]`: how that share is spread over what is legal."""
+
+    @classmethod
+    def of(cls, agent: PPOAgent, decider_prior: Sequence[float] | None) -> Self:
+        names, decider = agent.spec.names, agent.spec.names.index(agent.spec.decider)
+        share = torch.full((len(names),), SMOOTHING)
+        share[decider] = DECIDER_SMOOTHING
+        logits = torch.zeros(len(names), agent.spec.width)
+        if decider_prior is not None:
+            logits[decider, : len(decider_prior)] = torch.tensor(decider_prior)
+        return cls(share.to(agent.device), logits.to(agent.device))
 
 
-def _loss(agent: PPOAgent, part: SequenceBatch, smoothing: Tensor) -> Tensor:
+def _loss(agent: PPOAgent, part: SequenceBatch, target: _Smoothing) -> Tensor:
     """Cross-entropy to the smoothed actions, each head over the steps where it mattered, plus the value loss."""
     output = agent._base_network(part.obs, part.hidden)
-    legal = part.selected
+    legal = part.selected | ~part.active.unsqueeze(
+        -1
+    )  # heads that did not matter are left out below, but must be finite
     log_probs = torch.where(legal, output.logits, -torch.inf).log_softmax(-1)
+    others = torch.where(legal, target.logits, -torch.inf).softmax(-1)
     chosen = log_probs.gather(-1, part.actions.unsqueeze(-1)).squeeze(-1)
-    others = torch.where(legal, log_probs, 0.0).sum(-1) / legal.sum(-1).clamp(min=1)
-    fit = torch.where(part.active, (1 - smoothing) * chosen + smoothing * others, 0.0)
+    tried = (others * torch.where(legal, log_probs, 0.0)).sum(-1)
+    fit = torch.where(part.active, (1 - target.share) * chosen + target.share * tried, 0.0)
     value, _ = value_loss(output.values, part.returns / agent.return_scale.scale, part.valid)
     return agent.value_coef * value - masked_mean(fit, part.active).sum()

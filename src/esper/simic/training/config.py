@@ -132,8 +132,8 @@ class TrainingConfig:
     weight_decay: float = 0.0
     """Decay of the value head alone."""
     op_bias: tuple[float, float, float, float] = (0.5, 0.0, 1.0, -2.0)
-    """Logits that WAIT, GERMINATE, FOSSILIZE and CULL start with: a new policy plants early and mostly keeps, because
-    dice that cull what they have just planted show nothing about what to plant."""
+    """Logits that WAIT, GERMINATE, FOSSILIZE and CULL start with, and by which ops beside a teacher's are tried. Dice that
+    cull what they have just planted show nothing about what to plant, so a new policy mostly keeps."""
     horizon_is_terminal: bool = True
     """Whether an episode's end is the end of the problem, worth nothing afterwards."""
 

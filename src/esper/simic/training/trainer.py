@@ -186,7 +186,7 @@ class Trainer:
         buffer = self.agent.buffer
         self.normalizer.update(buffer.raw_obs[buffer.valid])
         buffer.obs.copy_(self.normalizer.normalize(buffer.raw_obs))
-        losses = clone(self.agent, self.config.lesson_passes, self.config.lesson_lr)
+        losses = clone(self.agent, self.config.lesson_passes, self.config.lesson_lr, self.config.op_bias)
         self._taught = True
         self._emit(
             EventType.LESSON_COMPLETED, {"gain": dict(outcome.gain), "loss": losses[-1], "first_loss": losses[0]}
