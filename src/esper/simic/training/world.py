@@ -157,7 +157,8 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     if config.executor != "auto":
         return config
     hosts = _hosts_per_worker(config)
-    chosen = {choose_executor("auto", find_task(task), hosts) for task in config.tasks}
+    compute = config.episode_settings().compute
+    chosen = {choose_executor("auto", find_task(task), hosts, compute) for task in config.tasks}
     return replace(config, executor=chosen.pop() if len(chosen) == 1 else "loop")
 
 
