@@ -9,12 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.leyline import InputError
+from esper.kasmina import UNLIMITED, SlotTable, act, begin_epoch, plant_fossils
+from esper.leyline import InputError, Op
 from esper.tamiyo import Random
-from esper.tolaria import ComputeSettings, EpisodeSettings, LoopExecutor, Population, StackedExecutor
+from esper.tolaria import (
+    ComputeSettings,
+    EpisodeSettings,
+    LoopExecutor,
+    OptimizerSettings,
+    Population,
+    StackedExecutor,
+)
 from esper.tolaria.executors import DeviceExecutor
 from esper.tolaria.executors.devices import SideStream
-from tests.worlds import host_task, tiny_task
+from tests.worlds import HOST_SETTINGS, host_task, tiny_task
 
 CPU = torch.device("cpu")
 
@@ -203,6 +211,27 @@ def test_what_only_loop_can_do_is_refused_by_stacked_and_looped_by_choice(comput
     with pytest.raises(InputError, match=r"executor 'stacked' computes in float32.*Use the executor 'loop'"):
         Population(tiny_task(), 32, settings, executor="stacked")
     assert not isinstance(Population(tiny_task(), 32, settings, executor="auto").executor, StackedExecutor)
+
+
+@pytest.mark.parametrize("host", HOST_SETTINGS)
+def test_everything_of_a_host_is_on_its_device(host: str) -> None:
+    """On the meta device, which every machine has: whatever stays behind on the CPU makes an operation fail there."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # or moving to this one device makes new parameters
+    try:
+        task = host_task(host, optimizer=OptimizerSettings("sgd"))
+        executor = LoopExecutor(task, 2, 5, device=torch.device("meta"))
+        executor.start([0, 1], [0, 1])
+        (kept, *_), (tried, *_) = (fits.nonzero().flatten().tolist() for fits in executor.catalogue.fits[:2])
+        table = plant_fossils(SlotTable.empty(2, len(executor.sites)), {0: kept + 1}, executor.catalogue)
+        germinate = torch.tensor([[1, tried, 0, Op.GERMINATE]] * 2)
+        table, _ = act(table, germinate, executor.catalogue, torch.full((2,), UNLIMITED), torch.zeros(2))
+        executor.follow(begin_epoch(table)[0])
+        trained, measured = executor.train_epoch(), executor.measure(task.splits().val, what_if=True)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    assert {getattr(trained, spec.name).device.type for spec in fields(trained)} == {"meta"}
+    assert {getattr(measured, spec.name).device.type for spec in fields(measured)} == {"meta"}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
