@@ -12,7 +12,8 @@ from esper.nissa import Hub
 from esper.simic.control import observation_width
 from esper.simic.training import EnvRecipe
 from esper.tamiyo import Random
-from esper.tolaria import EpisodeSettings, GrowthEnv, Shard
+from esper.tolaria import ComputeSettings, EpisodeSettings, GrowthEnv, Shard
+from esper.tolaria.executors import DeviceExecutor
 from tests.worlds import host_task, tiny_task
 
 
@@ -115,6 +116,17 @@ def test_bad_arguments_name_the_field() -> None:
         esper.make_env(tiny_task(), envs=2, executor="loop", workers=3)
     with pytest.raises(AttributeError, match="no attribute"):
         _ = esper.make_envs
+
+
+def test_hosts_compute_as_asked() -> None:
+    compute = ComputeSettings(precision="bfloat16", devices=("cpu", "cpu"))
+    env = esper.make_env(tiny_task(), envs=2, compute=compute)
+    env.reset()
+    assert env.population.settings.compute == compute
+    assert isinstance(env.population.executor, DeviceExecutor)
+    for workers in (1, 2):
+        with pytest.raises(InputError, match="'stacked' computes in float32"):
+            esper.make_env(tiny_task(), envs=2, executor="stacked", compute=compute, workers=workers)
 
 
 def test_hosts_are_counted_from_the_first_of_their_part() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import GraftedModel, Snapshot, restore_snapshot, take_snapshot
+from esper.kasmina.snapshot import _place
 from esper.leyline import InputError, Stage
 from tests.kasmina.builders import grow_until, make_batch, make_grafted, make_mlp, run_epoch, train_step
 
@@ -80,6 +81,12 @@ def test_training_after_a_rollback_goes_as_it_would_have_without(optimizer_class
     lose_everything(model)
     restore_snapshot(model, snapshot)
     assert all(torch.equal(a, b) for a, b in zip(first, go_on(), strict=True))
+
+
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (False, "cpu")])
+def test_step_counts_are_restored_where_the_optimizer_reads_them(fused: bool, device: str) -> None:
+    parameter = torch.empty(2, device="meta")
+    assert _place(torch.tensor(3.0), None, parameter, counts_beside=fused).device.type == device
 
 
 def test_a_snapshot_is_detached_and_shares_no_memory() -> None:

@@ -11,6 +11,7 @@ from esper.nissa import Hub
 from esper.simic.rewards import RewardConfig
 from esper.simic.training import EnvRecipe
 from esper.tolaria import (
+    ComputeSettings,
     Environment,
     EpisodeSettings,
     GrowthEnv,
@@ -33,6 +34,7 @@ def make_env(
     price: float | tuple[float, float] = DEFAULT_PRICE,
     budget: int = UNLIMITED,
     reward: RewardConfig | None = None,
+    compute: ComputeSettings | None = None,
     hub: Hub | None = None,
 ) -> GrowthEnv: ...
 
@@ -48,6 +50,7 @@ def make_env(
     price: float | tuple[float, float] = DEFAULT_PRICE,
     budget: int = UNLIMITED,
     reward: RewardConfig | None = None,
+    compute: ComputeSettings | None = None,
     hub: Hub | None = None,
     workers: int,
 ) -> Environment: ...
@@ -63,6 +66,7 @@ def make_env(
     price: float | tuple[float, float] = DEFAULT_PRICE,
     budget: int = UNLIMITED,
     reward: RewardConfig | None = None,
+    compute: ComputeSettings | None = None,
     hub: Hub | None = None,
     workers: int = 0,
 ) -> Environment:
@@ -78,16 +82,17 @@ def make_env(
     | price | what adding as many parameters as the host has costs; of a range, each episode draws |
     | budget | the most parameters that all seeds of a host together may add |
     | reward | the family of rewards and its numbers; the change of the objective by default |
+    | compute | number format, compilation and devices of the hosts; float32, as written, on the CPU by default |
     | workers | processes that share the hosts, to be ended with `close`; 0 or 1: everything runs in this process |
     """
     if workers < 0:
         raise InputError(f"workers must be 0 or more; got {workers}")
     chosen = find_task(task) if isinstance(task, str) else task
-    settings = EpisodeSettings(length=episode_length, price=price, budget=budget)
+    settings = EpisodeSettings(length=episode_length, price=price, budget=budget, compute=compute or ComputeSettings())
     if workers <= 1:
         return EnvRecipe(chosen, settings, seed, executor, reward)(Shard(0, envs), hub or Hub())
     # Settled here, so that all workers agree; and what is wrong with the data is told before any of them starts.
-    settled = choose_executor(executor, chosen, math.ceil(envs / workers))
+    settled = choose_executor(executor, chosen, math.ceil(envs / workers), settings.compute)
     chosen.splits()
     return WorkerPool(EnvRecipe(_sendable(chosen), settings, seed, settled, reward), envs, workers, seed, hub=hub)
 

@@ -73,7 +73,9 @@ def _outputs(model: nn.Module, modules: Mapping[str, nn.Module], example: Exampl
         for name, module in modules.items():
             hook = module.register_forward_hook(lambda _m, _i, output, name=name: outputs[name].append(_brief(output)))
             stack.callback(hook.remove)
-        stack.enter_context(torch.random.fork_rng())
+        # Named, because torch warns about saving the random state of every device that a machine has.
+        devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+        stack.enter_context(torch.random.fork_rng(devices))
         stack.enter_context(torch.no_grad())
         model.eval()
         try:

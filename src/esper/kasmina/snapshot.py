@@ -123,17 +123,21 @@ def _restore_groups(optimizer: Optimizer, snapshots: list[_GroupSnapshot]) -> No
     for snapshot in snapshots:
         group = next(host_groups) if snapshot.slot_id is None else seed_groups[snapshot.slot_id]
         group.update(copy.deepcopy(snapshot.settings))
+        # A fused kernel reads the step count where its parameter is.
+        counts_beside = bool(group.get("fused") or group.get("capturable"))
         for parameter, state in zip(group["params"], snapshot.states, strict=True):
             old = optimizer.state.pop(parameter, {})
             if state:
-                optimizer.state[parameter] = {k: _place(v, old.get(k), parameter) for k, v in state.items()}
+                optimizer.state[parameter] = {
+                    key: _place(value, old.get(key), parameter, counts_beside) for key, value in state.items()
+                }
         restored.append(group)
     optimizer.param_groups[:] = restored
 
 
-def _place(value: Any, old: Any, parameter: Tensor) -> Any:
-    """A fresh copy of a state entry, where the present one is; else beside its parameter, counts on the CPU."""
+def _place(value: Any, old: Any, parameter: Tensor, counts_beside: bool) -> Any:
+    """A fresh copy of a state entry, where the present one is; else beside its parameter, counts maybe on the CPU."""
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
-    beside = parameter.device if value.shape == parameter.shape else torch.device("cpu")
+    beside = parameter.device if counts_beside or value.shape == parameter.shape else torch.device("cpu")
     return value.to(old.device if isinstance(old, Tensor) else beside, copy=True)

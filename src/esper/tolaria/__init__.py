@@ -1,5 +1,6 @@
 """Tolaria: where hosts train. Tasks and data, episodes, counterfactual measurement, signals and the governor."""
 
+from esper.tolaria.compute import ComputeSettings
 from esper.tolaria.environment import Environment, GrowthEnv, Step, StepInfo, episode_seed
 from esper.tolaria.episode import Episode
 from esper.tolaria.executors import (
@@ -9,9 +10,9 @@ from esper.tolaria.executors import (
     StackedExecutor,
     choose_executor,
     executor_names,
-    measure,
 )
 from esper.tolaria.governor import Governor, GovernorSettings
+from esper.tolaria.helpers import measure
 from esper.tolaria.population import Population
 from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
 from esper.tolaria.signals import SignalTable, TrackerSettings, track
@@ -20,6 +21,7 @@ from esper.tolaria.tasks import OptimizerSettings, Split, Splits, Task, find_tas
 from esper.tolaria.workers import Shard, WorkerPool
 
 __all__ = [
+    "ComputeSettings",
     "Environment",
     "Episode",
     "EpisodeResult",

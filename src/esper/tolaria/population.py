@@ -54,7 +54,7 @@ class Population:
         self.settings = settings or EpisodeSettings()
         self.task = task = _with_batches(task, self.settings.batch_size)
         self.length = self.settings.length or task.episode_length
-        self.executor: Executor = make_executor(executor, task, num_hosts, self.length, dtype)
+        self.executor: Executor = make_executor(executor, task, num_hosts, self.length, dtype, self.settings.compute)
         self.host_params = self.executor.host_params
         self.table = SlotTable.empty(num_hosts, len(self.executor.sites))
         self.signals = SignalTable.empty(num_hosts)

@@ -7,6 +7,7 @@ import torch
 
 from esper.kasmina import UNLIMITED
 from esper.leyline import DEFAULT_PRICE, InputError, objective
+from esper.tolaria.compute import ComputeSettings
 from esper.tolaria.governor import GovernorSettings
 from esper.tolaria.signals import TrackerSettings
 
@@ -27,6 +28,7 @@ class EpisodeSettings:
     """Whether events also tell what each isolated seed would bring at alpha 1; nothing else reads it."""
     governor: GovernorSettings = field(default_factory=GovernorSettings)
     tracker: TrackerSettings = field(default_factory=TrackerSettings)
+    compute: ComputeSettings = field(default_factory=ComputeSettings)
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:

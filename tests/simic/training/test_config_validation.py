@@ -10,9 +10,9 @@ import pytest
 from esper.leyline import InputError
 from esper.simic.agent import PPOAgent
 from esper.simic.rewards import RewardConfig, RewardFamily, ShapingConfig
-from esper.simic.training import TrainingConfig
+from esper.simic.training import TrainingConfig, settled
 from esper.simic.training.config import _RANGES, _validate_range
-from esper.tolaria import TrackerSettings
+from esper.tolaria import ComputeSettings, TrackerSettings
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,10 @@ def test_every_number_has_a_range() -> None:
         ("executor", "warp", "unknown executor 'warp'; choose one of: auto, loop, stacked"),
         ("telemetry", "loud", "choose one of: off, normal, debug"),
         ("lr_schedule", "cosine", "choose one of: constant, linear"),
+        ("precision", "float8", "unknown precision 'float8'; choose one of: float32, bfloat16, float16"),
+        ("host_devices", ("tpu",), "'cpu', 'cuda' or 'cuda:<number>'; got 'tpu'"),
+        ("host_devices", (), "at least one device"),
+        ("compile_hosts", 1, "compile_hosts must be bool"),
         ("envs", 2.5, "envs must be int"),
         ("lr", "fast", "lr must be float"),
         ("adaptive_entropy_floor", 1, "adaptive_entropy_floor must be bool"),
@@ -113,6 +117,14 @@ def test_the_config_reaches_the_agent_and_the_tracker() -> None:
     agent = PPOAgent(state_dim=4, num_envs=8, **config.to_ppo_kwargs())
     assert (agent.weight_decay, agent.adaptive_entropy_floor) == (0.3, True)
     assert TrackerSettings(**config.to_tracker_kwargs()).stable_epochs == 7
+
+
+def test_the_config_decides_how_hosts_compute() -> None:
+    config = TrainingConfig(precision="float16", compile_hosts=True, host_devices=("cpu", "cuda:1"))
+    assert config.episode_settings().compute == ComputeSettings("float16", True, ("cpu", "cuda:1"))
+    with pytest.raises(InputError, match="'stacked' computes in float32"):
+        TrainingConfig(executor="stacked", precision="bfloat16")
+    assert settled(TrainingConfig(precision="bfloat16", tasks=("digits",))).executor == "loop"
 
 
 def test_anomaly_limits_have_defaults_and_can_be_set() -> None:

@@ -23,7 +23,8 @@ from esper.leyline import (
 from esper.simic.rewards import RewardConfig, RewardFamily, check_gammas
 from esper.simic.training.config_json import from_plain, to_plain
 from esper.tamiyo import controller_names
-from esper.tolaria import EpisodeSettings, TrackerSettings, executor_names, find_task
+from esper.tolaria import ComputeSettings, EpisodeSettings, TrackerSettings, executor_names, find_task
+from esper.tolaria.compute import DEFAULT_COMPUTE
 
 GROWTH_GAMMA = 1.0
 """An episode's end is the end of the problem, so nothing that comes later counts less."""
@@ -69,6 +70,12 @@ class TrainingConfig:
     """Processes that hosts are spread over, at least one for each task; 1: everything runs in this process."""
     device: str = "auto"
     """Where the controller lives; auto takes CUDA where there is one."""
+    precision: str = DEFAULT_COMPUTE.precision
+    """Number format in which hosts train: float32, bfloat16 or float16; the last two need the executor loop."""
+    compile_hosts: bool = DEFAULT_COMPUTE.compile_hosts
+    """Whether the passes of hosts are compiled, which pays for large hosts; needs the executor loop."""
+    host_devices: tuple[str, ...] = DEFAULT_COMPUTE.devices
+    """Where hosts train, shared out over these devices; all but the CPU alone needs the executor loop."""
     telemetry: Literal["off", "normal", "debug"] = "normal"
     """How much is recorded; what is learned does not depend on it."""
 
@@ -132,8 +139,8 @@ class TrainingConfig:
     weight_decay: float = 0.0
     """Decay of the value head alone."""
     op_bias: tuple[float, float, float, float] = (0.5, 0.0, 1.0, -2.0)
-    """Logits that WAIT, GERMINATE, FOSSILIZE and CULL start with, and by which ops beside a teacher's are tried. Dice that
-    cull what they have just planted show nothing about what to plant, so a new policy mostly keeps."""
+    """Logits that WAIT, GERMINATE, FOSSILIZE and CULL start with, and by which ops beside a teacher's are tried. Dice
+    that cull what they have just planted show nothing about what to plant, so a new policy mostly keeps."""
     horizon_is_terminal: bool = True
     """Whether an episode's end is the end of the problem, worth nothing afterwards."""
 
@@ -176,7 +183,7 @@ class TrainingConfig:
                 f"num_minibatches must be at most the {self.envs * len(self.tasks)} episodes of a round; "
                 f"got {self.num_minibatches}"
             )
-        self.episode_settings()
+        self.episode_settings().compute.check_executor(self.executor)
         self._check_curriculum()
 
     def _check_names(self) -> None:
@@ -216,7 +223,10 @@ class TrainingConfig:
     def episode_settings(self) -> EpisodeSettings:
         """How episodes run."""
         tracker = TrackerSettings(**self.to_tracker_kwargs())
-        return EpisodeSettings(self.episode_length, self.price, self.budget, self.batch_size, tracker=tracker)
+        compute = ComputeSettings(self.precision, self.compile_hosts, self.host_devices)
+        return EpisodeSettings(
+            self.episode_length, self.price, self.budget, self.batch_size, tracker=tracker, compute=compute
+        )
 
     def to_ppo_kwargs(self) -> dict[str, Any]:
         """Arguments of `PPOAgent` that this config decides; the trainer adds what depends on the tasks."""

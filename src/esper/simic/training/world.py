@@ -257,8 +257,9 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     if config.executor != "auto":
         return config
     hosts = math.ceil(config.envs / max(1, config.workers // len(config.tasks)))
+    compute = config.episode_settings().compute
     tasks = {*config.tasks, *(task for phase in config.curriculum for task in phase.tasks or ())}
-    chosen = {choose_executor("auto", find_task(task), hosts) for task in sorted(tasks)}
+    chosen = {choose_executor("auto", find_task(task), hosts, compute) for task in sorted(tasks)}
     return replace(config, executor=chosen.pop() if len(chosen) == 1 else "loop")
 
 

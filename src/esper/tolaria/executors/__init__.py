@@ -2,10 +2,12 @@
 
 from esper.tolaria.executors.base import EpochResult, Executor, Measurement
 from esper.tolaria.executors.choice import ExecutorName, choose_executor, executor_names, make_executor
-from esper.tolaria.executors.loop import LoopExecutor, measure
+from esper.tolaria.executors.devices import DeviceExecutor
+from esper.tolaria.executors.loop import LoopExecutor
 from esper.tolaria.executors.stacked import StackedExecutor
 
 __all__ = [
+    "DeviceExecutor",
     "EpochResult",
     "Executor",
     "ExecutorName",
@@ -15,5 +17,4 @@ __all__ = [
     "choose_executor",
     "executor_names",
     "make_executor",
-    "measure",
 ]

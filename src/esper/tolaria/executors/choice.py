@@ -10,7 +10,9 @@ import torch
 
 from esper.kasmina import SlotTable, plant_fossils
 from esper.leyline import InputError, unknown_name
+from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings, find_devices
 from esper.tolaria.executors.base import Executor
+from esper.tolaria.executors.devices import DeviceExecutor
 from esper.tolaria.executors.loop import LoopExecutor
 from esper.tolaria.executors.stacked import StackedExecutor
 from esper.tolaria.tasks import Task
@@ -28,19 +30,37 @@ def executor_names() -> tuple[str, ...]:
 
 
 def make_executor(
-    name: str, task: Task, num_hosts: int, episode_length: int, dtype: torch.dtype = torch.float32
+    name: str,
+    task: Task,
+    num_hosts: int,
+    episode_length: int,
+    dtype: torch.dtype = torch.float32,
+    compute: ComputeSettings = DEFAULT_COMPUTE,
 ) -> Executor:
-    """The executor called `name`; "auto" takes the faster one."""
-    return _KINDS[choose_executor(name, task, num_hosts)](task, num_hosts, episode_length, dtype)
+    """The executor called `name`; "auto" takes the faster one of those that can compute as asked."""
+    chosen = choose_executor(name, task, num_hosts, compute)
+    if not compute.needs_loop:
+        return _KINDS[chosen](task, num_hosts, episode_length, dtype)
+
+    def make(hosts: int, device: torch.device) -> LoopExecutor:
+        return LoopExecutor(task, hosts, episode_length, dtype, compute, device)
+
+    devices = find_devices(compute.devices)
+    one_cpu = len(devices) == 1 and devices[0].type == "cpu"
+    return make(num_hosts, devices[0]) if one_cpu else DeviceExecutor(make, num_hosts, devices)
 
 
-def choose_executor(name: str, task: Task, num_hosts: int) -> str:
-    """`name`, or the name of the faster one for "auto"."""
+def choose_executor(name: str, task: Task, num_hosts: int, compute: ComputeSettings = DEFAULT_COMPUTE) -> str:
+    """`name`, or the name of the faster one for "auto"; what cannot compute as asked is refused."""
     if name not in executor_names():
         raise unknown_name("executor", name, executor_names())
     if num_hosts < 1:
         raise InputError(f"envs must be 1 or more; got {num_hosts}")
-    return _faster(task, num_hosts) if name == "auto" else name
+    compute.check_executor(name)
+    find_devices(compute.devices)
+    if name != "auto":
+        return name
+    return "loop" if compute.needs_loop else _faster(task, num_hosts)
 
 
 _FASTER: dict[tuple[object, ...], str] = {}

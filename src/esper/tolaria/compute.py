@@ -1,0 +1,63 @@
+"""Where and how hosts compute: devices, number formats, compiled or as written."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from esper.leyline import InputError, unknown_name
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+_DEVICE_NAME = re.compile(r"cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSettings:
+    """Where and how hosts compute. Everything but the defaults needs the executor `loop`."""
+
+    precision: str = PRECISIONS[0]
+    """Number format of training passes; weights, and what is measured, stay float32."""
+    compile_hosts: bool = False
+    """Whether training and validation passes are compiled; each new structure then costs 10 s or more at first."""
+    devices: tuple[str, ...] = ("cpu",)
+    """Devices that hosts are shared out over: "cpu", "cuda", "cuda:1"."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise unknown_name("precision", self.precision, PRECISIONS)
+        if not self.devices:
+            raise InputError("devices must name at least one device, such as 'cpu' or 'cuda:0'")
+        for name in self.devices:
+            if not _DEVICE_NAME.fullmatch(name):
+                raise InputError(f"a device is 'cpu', 'cuda' or 'cuda:<number>'; got {name!r}")
+
+    @property
+    def needs_loop(self) -> bool:
+        """Whether only the executor `loop` can do this."""
+        return self != DEFAULT_COMPUTE
+
+    def check_executor(self, name: str) -> None:
+        """Refuse an executor that cannot do this."""
+        if name == "stacked" and self.needs_loop:
+            raise InputError(
+                f"the executor 'stacked' computes in float32, as written, on the CPU; got precision "
+                f"{self.precision!r}, compile_hosts {self.compile_hosts}, devices {', '.join(self.devices)}. "
+                "Use the executor 'loop', or 'auto', which then takes it"
+            )
+
+
+DEFAULT_COMPUTE = ComputeSettings()
+
+
+def find_devices(names: Sequence[str]) -> list[torch.device]:
+    """The devices of these names; one that this machine lacks is an error."""
+    devices = [torch.device(name) for name in names]
+    if all(device.type == "cpu" for device in devices):
+        return devices  # and CUDA is not even asked
+    present = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    numbered = [torch.device(device.type, device.index or 0) if device.type == "cuda" else device for device in devices]
+    for name, device in zip(names, numbered, strict=True):
+        if str(device) not in present:
+            raise unknown_name("device", name, present)
+    return numbered
