@@ -44,20 +44,27 @@ def test_a_clone_does_what_its_teacher_did_and_keeps_room_to_try() -> None:
     assert float(trainer.agent.buffer.log_probs[:, 0].exp().max()) < 1.0  # the planting is likely, but not certain
 
 
-def test_a_lesson_comes_once_and_is_saved(tmp_path: Path) -> None:
+def test_lessons_come_once_and_are_saved(tmp_path: Path) -> None:
     config = tiny_config(teacher="schedule", rounds=2)
     esper.train(config, tmp_path / "straight")
     told = [event["type"] for event in events(tmp_path / "straight")]
-    assert told.count("lesson_completed") == 1
-    assert told.index("lesson_completed") < told.index("round_completed")
-    # In the lesson and in the first round: 16 steps are the baselines', then 8 are the twins'.
-    for steps in (16 + 8 + 4, 16 + 8 + 8 + 2):
+    assert [kind for kind in told if kind.endswith("completed")][:3] == [*["lesson_completed"] * 2, "round_completed"]
+    # In each lesson and in the first round: 16 steps are the baselines', then 8 are those of every lesson's twins.
+    for steps in (16 + 8 + 4, 16 + 16 + 8 + 4, 16 + 32 + 2):
         out = tmp_path / f"cut-{steps}"
         with pytest.raises(InterruptedRunError):
             esper.train(config, out, should_stop=after(steps))
         assert RunFolder(out).newest() is not None
         esper.train(config, out, resume=True)
         assert_same_run(tmp_path / "straight", out)
+
+
+def test_a_policy_that_plays_is_told_what_its_teacher_would_do() -> None:
+    trainer = Trainer(tiny_config(episode_length=12, op_bias=(0.0, 3.0, 3.0, 3.0)))
+    arguments = (trainer.agent, trainer.normalizer, trainer.world, 0)
+    outcome = collect_round(*arguments, teacher="never", watch=False)
+    assert outcome.ops["GERMINATE"] > 1.0  # the policy has played
+    assert not trainer.agent.buffer.actions.any()  # and was told to wait
 
 
 def test_an_unknown_teacher_is_named() -> None:

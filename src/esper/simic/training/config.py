@@ -97,10 +97,12 @@ class TrainingConfig:
     """What a step pays; its gamma must be the learner's."""
 
     teacher: str | None = "heuristic"
-    """Controller whose decisions in one round the policy imitates before it learns from its own: heuristic, schedule,
-    random or never; none starts from dice."""
+    """Controller whose decisions the policy imitates before it learns from its own: heuristic, schedule, random or
+    never; none starts from dice."""
+    lessons: int = 2
+    """Rounds with the teacher: it plays the first; in others the policy plays and is told what it would have done."""
     lesson_passes: int = 60
-    """Passes over that round."""
+    """Passes over each of these rounds."""
     lesson_lr: float = 3e-3
     """Learning rate in them."""
 
@@ -293,6 +295,7 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("twin_weight", 0, 1, True, True),
     ("distinct_rounds", 1, _INFINITY, True, False),
     ("batch_size", 1, _INFINITY, True, False),
+    ("lessons", 1, _INFINITY, True, False),
     ("lesson_passes", 1, _INFINITY, True, False),
     ("lesson_lr", 0, _INFINITY, False, False),
     ("lstm_hidden_dim", 1, _INFINITY, True, False),

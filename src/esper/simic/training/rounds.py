@@ -86,11 +86,13 @@ def collect_round(
     round_index: int,
     check_interrupt: Callable[[], None] = lambda: None,
     teacher: str | None = None,
+    *,
+    watch: bool = True,
 ) -> RoundOutcome:
     """Play one episode per host and store it; the statistics of the normaliser stay as they are.
 
-    `check_interrupt` is called after every step, and may raise. Where there is a `teacher`, the controller of that name
-    decides and the agent only watches.
+    `check_interrupt` is called after every step, and may raise. With a `teacher`, what is stored as actions is what the
+    controller of that name would do; the agent either watches it play, or plays itself and is told.
     """
     agent.buffer.clear()
     observations, masks = world.reset(round_index, check_interrupt)
@@ -101,9 +103,12 @@ def collect_round(
     while running.any():
         normalized = normalizer.normalize(observations)
         decision = agent.act(normalized.to(agent.device), {k: m.to(agent.device) for k, m in masks.items()}, hidden)
+        played = decision.actions.cpu()
         if teachers is not None:
-            decision = decision._replace(actions=world.decide(teachers).to(agent.device))
-        step = world.step(decision.actions.cpu())
+            advice = world.decide(teachers)
+            played = advice if watch else played
+            decision = decision._replace(actions=advice.to(agent.device))
+        step = world.step(played)
         bootstrap = None
         if not agent.horizon_is_terminal and step.truncated.any():
             bootstrap = agent.value(normalizer.normalize(step.observations).to(agent.device), decision.hidden)
@@ -119,7 +124,7 @@ def collect_round(
             raw_obs=observations,
             active=running,
         )
-        tally.add(decision.actions.cpu(), step, running)
+        tally.add(played, step, running)
         running = running & ~(step.terminated | step.truncated | step.dropped)
         observations, masks, hidden = step.observations, step.masks, decision.hidden
         check_interrupt()

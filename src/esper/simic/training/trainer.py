@@ -25,8 +25,8 @@ from esper.tolaria import find_task
 
 FIRST_VALIDATION_SEED = 1_000_000
 """Validation episodes are seeded from here on, far from what people report on."""
-_LESSON_ROUND = 1_000_000
-"""The number of the round that a teacher plays, far from those that the policy plays."""
+_FIRST_LESSON = 1_000_000
+"""The number of the first round with a teacher, far from those that the policy plays alone."""
 _LAST_LR_FACTOR = 0.1
 _BASELINES = ("never", "heuristic")
 _LOG = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.baselines: dict[str, dict[str, float]] = {}
         self._best = float("-inf")
-        self._taught = False
+        self._lessons = 0
         if resume:
             self._resume()
         self.world = self._open_world(config.in_round(self.round))
@@ -98,7 +98,7 @@ class Trainer:
         """Train to the last round."""
         try:
             self._measure_baselines()
-            self._take_lesson()
+            self._take_lessons()
             while self.round < self.config.rounds:
                 self._record(self._play_round())
                 self._remember()
@@ -176,22 +176,30 @@ class Trainer:
             means[task] = sum(result.val_objective for result in results) / len(results)
         return means
 
-    def _take_lesson(self) -> None:
-        """Before the first round: watch the teacher for a round, and imitate it."""
-        if self.config.teacher is None or self.round > 0 or self._taught:
-            return
-        outcome = collect_round(
-            self.agent, self.normalizer, self.world, _LESSON_ROUND, self._check_interrupt, self.config.teacher
-        )
-        buffer = self.agent.buffer
-        self.normalizer.update(buffer.raw_obs[buffer.valid])
-        buffer.obs.copy_(self.normalizer.normalize(buffer.raw_obs))
-        losses = clone(self.agent, self.config.lesson_passes, self.config.lesson_lr, self.config.op_bias)
-        self._taught = True
-        self._emit(
-            EventType.LESSON_COMPLETED, {"gain": dict(outcome.gain), "loss": losses[-1], "first_loss": losses[0]}
-        )
-        self._checkpoint()
+    def _take_lessons(self) -> None:
+        """Before the first round: watch the teacher and imitate it, then play and be told what it would have done.
+
+        Playing shows the value function what comes of other decisions than the teacher's, before it is relied upon.
+        """
+        while self.config.teacher is not None and self.round == 0 and self._lessons < self.config.lessons:
+            outcome = collect_round(
+                self.agent,
+                self.normalizer,
+                self.world,
+                _FIRST_LESSON + self._lessons,
+                self._check_interrupt,
+                self.config.teacher,
+                watch=self._lessons == 0,
+            )
+            buffer = self.agent.buffer
+            self.normalizer.update(buffer.raw_obs[buffer.valid])
+            buffer.obs.copy_(self.normalizer.normalize(buffer.raw_obs))
+            losses = clone(self.agent, self.config.lesson_passes, self.config.lesson_lr, self.config.op_bias)
+            self._lessons += 1
+            payload = {"gain": dict(outcome.gain), "first_loss": losses[0], "last_loss": losses[-1]}
+            self._emit(EventType.LESSON_COMPLETED, {"lesson": self._lessons, **payload})
+            self._remember()
+            self._checkpoint()
 
     def _record(self, report: RoundReport) -> None:
         entry = {
@@ -229,7 +237,7 @@ class Trainer:
             "round": self.round,
             "rng": torch.get_rng_state(),
             "best": self._best,
-            "taught": self._taught,
+            "lessons": self._lessons,
             "baselines": self.baselines,
             "history": self.history,
         }
@@ -249,7 +257,7 @@ class Trainer:
         if have != wanted:
             raise InputError(f"the checkpoint is of {have} hosts; the config asks for {wanted}")
         self.normalizer = restore_normalizer(extra["normalizer"], self.agent.state_dim)
-        self.round, self._best, self._taught = extra["round"], extra["best"], extra["taught"]
+        self.round, self._best, self._lessons = extra["round"], extra["best"], extra["lessons"]
         self.baselines, self.history = extra["baselines"], extra["history"]
         torch.set_rng_state(extra["rng"])
 
