@@ -16,6 +16,7 @@ from esper.kasmina.lifecycle import (
     stage_changes,
 )
 from esper.kasmina.plain import Residual, plain_network
+from esper.kasmina.propose import propose_sites
 from esper.kasmina.sites import Family, SiteShape
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, restore_snapshot, take_snapshot
@@ -54,6 +55,7 @@ __all__ = [
     "host_names",
     "plain_network",
     "plant_fossils",
+    "propose_sites",
     "restore_snapshot",
     "stage_changes",
     "take_snapshot",
