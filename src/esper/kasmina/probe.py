@@ -123,7 +123,7 @@ def _outputs(
         stack.enter_context(torch.no_grad())
         model.eval()
         try:
-            result = _call_on_copies(model, example)
+            result = call_with(model, example)
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise InputError(f"the model could not run on the example: {lines[0]}") from error
@@ -135,16 +135,17 @@ def _outputs(
     return outputs | {name: [] for name in modules if name not in outputs}, results
 
 
-def _call_on_copies(model: nn.Module, example: Example) -> Any:
+def split_example(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments that an example stands for."""
+    if isinstance(example, Tensor):
+        return (example,), {}
+    return ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+
+
+def call_with(model: nn.Module, example: Example) -> Any:
     """Run `model` on `example` with copies of its buffers, so that whatever it counts is not counted."""
-    args: Sequence[Any] = [example] if isinstance(example, Tensor) else []
-    kwargs: dict[str, Any] = {}
-    if isinstance(example, Mapping):
-        kwargs = dict(example)
-    elif not isinstance(example, Tensor):
-        args = example
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return functional_call(model, buffers, tuple(args), kwargs)
+    return functional_call(model, buffers, *split_example(example))
 
 
 def _read_site(module: nn.Module, calls: list[Any], family: str | None, batch: int) -> tuple[SiteShape, torch.dtype]:

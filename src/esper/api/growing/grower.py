@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from esper.api.growing.budget import Budget
 from esper.api.growing.decision import Decision, tell_moves
 from esper.api.growing.evaluation import Evaluator, Measure, Reading
+from esper.api.growing.exporting import export
 from esper.api.growing.files import read_growth, write_growth
 from esper.api.growing.guard import Guard
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
@@ -91,6 +92,7 @@ class Grower:
         self._controller = checked_controller(controller)
         self._epochs = number_of_epochs(epochs)
         self._schedulers = list(schedulers)
+        self._example = example
         self._host_params = sum(parameter.numel() for parameter in host.parameters())
         self._limits = (budget or Budget()).of(self._host_params)
         self._price = torch.tensor([float(price)])
@@ -242,6 +244,17 @@ class Grower:
         for scheduler, saved in zip(self._schedulers, state.schedulers, strict=True):
             scheduler.load_state_dict(copy.deepcopy(saved))
         tend_seeds(self.grafted)
+
+    def export(self, path: Path | str | None = None) -> nn.Module:
+        """The model with the seeds that were kept, as a plain module: no slots, no hooks, nothing of Esper to load it.
+
+        Seeds that are not kept yet are left out, which is said. With a path it is written too: `.pt2` as a
+        `torch.export` program, `.onnx` (needs the extra `onnx`), or `.py`, the code that rebuilds it from the
+        original model, with its weights beside it in a file `.pt`.
+        """
+        if not self.history and not int(self._signals.epoch):
+            raise InputError("grower.step() was never called, so nothing could grow; call it after every epoch")
+        return export(self.grafted, self._example, None if path is None else Path(path))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that going on needs, as tensors in plain containers: weights, seeds, optimiser, controller, dice.
