@@ -34,10 +34,10 @@ def test_anything_that_is_one_number_is_a_score(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("0.5", "evaluate returned '0.5'; it must return one number"),
-        (None, "evaluate returned None; it must return one number"),
+        ("0.5", "evaluate returned '0.5'; it must be one number"),
+        (None, "evaluate returned None; it must be one number"),
         (torch.ones(3), r"evaluate returned a tensor of shape \[3\]"),
-        ({"accuracy": 0.5}, "it must return one number"),
+        ({"accuracy": 0.5}, "it must be one number"),
         (87.5, r"evaluate returned 87.5; a score is between 0 and 1 \(divide percent by 100\)"),
         (-0.5, "a score is between 0 and 1"),
         (math.nan, "evaluate returned nan before any growth"),

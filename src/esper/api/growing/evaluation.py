@@ -16,6 +16,7 @@ from esper.leyline import InputError, unknown_name
 Measure = Literal["score", "loss"]
 """What `evaluate` returns: a score in [0, 1], higher is better, or a loss, lower is better."""
 
+_RETURNED = "evaluate returned"
 _ROUNDING = 1e-6
 """A mean of ones may come out as a little more than 1."""
 _WORST_SCORE = -1.0
@@ -54,7 +55,7 @@ class Evaluator:
     def first(self) -> Reading:
         """The reading before any growth; it must be a proper number."""
         with _modes_kept(self._grafted):
-            value = _number(self._call())
+            value = number(self._call(), _RETURNED)
         if not math.isfinite(value):
             raise InputError(f"evaluate returned {value} before any growth; it must return a finite number")
         if self._measure == "loss":
@@ -68,7 +69,7 @@ class Evaluator:
         grafted, start = self._grafted, torch.get_rng_state()
         contributions = torch.full_like(grafted.table.contribution, NOT_MEASURED)
         with _modes_kept(grafted):
-            value = _number(self._call())
+            value = number(self._call(), _RETURNED)
             reading = self._reading(value, contributions)
             if not reading.finite:
                 return reading
@@ -76,7 +77,7 @@ class Evaluator:
             for index in blended:
                 with torch.random.fork_rng(), _silenced(grafted, index):
                     torch.set_rng_state(start)
-                    without = self._score(_number(self._call()))
+                    without = self._score(number(self._call(), _RETURNED))
                 if math.isfinite(without):
                     contributions[0, index] = reading.score - without
         return reading
@@ -112,15 +113,15 @@ def _calling(evaluate: Callable[..., Any], model: nn.Module) -> Callable[[], Any
     raise InputError(f"evaluate must take the model or nothing; its signature is {signature}")
 
 
-def _number(value: Any) -> float:
-    """`value` as a float, if it is one number."""
+def number(value: Any, whose: str) -> float:
+    """`value` as a float, if it is one number; `whose` it is begins the sentence if not."""
     single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
     if not single and not isinstance(value, int | float) and type(value).__module__ == "numpy":
         single = getattr(value, "size", 0) == 1
     if single or isinstance(value, int | float):
         return float(value.item() if single else value)
     shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-    raise InputError(f"evaluate returned {shown}; it must return one number, such as the accuracy on validation data")
+    raise InputError(f"{whose} {shown}; it must be one number")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from esper.api.growing.budget import Budget
 from esper.api.growing.decision import Decision, tell_moves
-from esper.api.growing.evaluation import Evaluator, Measure, Reading
+from esper.api.growing.evaluation import Evaluator, Measure, Reading, number
 from esper.api.growing.exporting import export
 from esper.api.growing.files import read_growth, write_growth
 from esper.api.growing.guard import Guard
@@ -154,7 +154,8 @@ class Grower:
         """
         self._watch.check()
         reading = self._shared(self._evaluator.read())
-        train_loss = None if loss is None else float(mean_over_ranks(torch.tensor([float(loss)]), self._device))
+        own_loss = None if loss is None else torch.tensor([number(loss, "step was given the loss")])
+        train_loss = None if own_loss is None else float(mean_over_ranks(own_loss, self._device))
         failure = self._guard.judge(reading.score, reading.loss, train_loss, self.grafted)
         watched = self._watch.read()
         if failure is not None:
