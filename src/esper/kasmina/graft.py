@@ -77,6 +77,13 @@ class GraftedModel(nn.Module):
     def _slots(self) -> list[Slot]:
         return list(self.slots)  # type: ignore[arg-type]  # a ModuleList forgets what it holds
 
+    def __getattr__(self, name: str) -> Any:
+        """What is not ours is the host's, so that code written for the host need not know."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("host"), name)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The host's output, seeds included."""
         return self.host(*args, **kwargs)

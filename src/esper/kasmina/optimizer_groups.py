@@ -67,6 +67,22 @@ def remove_seed(optimizer: Optimizer, slot_id: str, seed: nn.Module) -> None:
                 group[key][:] = [group[key][index] for index in keep]
 
 
+def without_seeds(optimizer: Optimizer, slots: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """`state`, the optimiser's state dict, without the parameters of seeds that joined groups of the host."""
+    seeds = {id(parameter) for parameter in slots.parameters()}
+    groups = []
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        keep = [index for index, parameter in enumerate(group["params"]) if id(parameter) not in seeds]
+        lists = {key: [saved[key][index] for index in keep] for key in ("params", "param_names") if key in saved}
+        groups.append({**saved, **lists})
+    kept = {number for group in groups for number in group["params"]}
+    return {
+        **state,
+        "state": {number: entry for number, entry in state["state"].items() if number in kept},
+        "param_groups": groups,
+    }
+
+
 def _group_for(optimizer: Optimizer, host: nn.Module, path: str) -> dict[str, Any]:
     group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     neighbour, reference = host.get_submodule(path), optimizer.param_groups[0]

@@ -68,6 +68,8 @@ def survey(model: nn.Module, example: Example) -> list[Candidate]:
             shape, _ = _read_site(modules[name], outputs[name], None, batch)
         except InputError:
             continue
+        if batch and outputs[name][0].shape[0] != batch:  # position biases and the like: no activations of samples
+            continue
         found.setdefault(id(modules[name]), Candidate(name, modules[name], shape, name in results))
     return list(found.values())
 

@@ -40,8 +40,10 @@ def _repeated(model: nn.Module, candidates: Sequence[Candidate]) -> list[Candida
 
 
 def _layers(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Submodules with weights that are not part of another one in the list."""
+    """Submodules with weights that are not part of another one; those made of several parts, if there are such."""
     weighty = [candidate for candidate in candidates if _has_weights(candidate.module)]
+    composed = [candidate for candidate in weighty if any(True for _ in candidate.module.children())]
+    weighty = composed if len(composed) > 1 else weighty
     paths = {candidate.path for candidate in weighty}
     return [candidate for candidate in weighty if not any(part in paths for part in _ancestors(candidate.path))]
 

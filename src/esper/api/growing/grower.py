@@ -112,7 +112,7 @@ class Grower:
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
         self._watch = OptimizerWatch(optimizer, self.grafted)
-        self._evaluator = Evaluator(evaluate, self.grafted, self.model, measure)
+        self._evaluator = Evaluator(evaluate, self.grafted, model, measure)
         self._reporter = make_reporter(hub, self.grafted, self._host_params)
         self.history: list[Decision] = []
         """Every decision since this grower was made or loaded."""

@@ -70,8 +70,11 @@ def _fold(model: GraftedModel, *, merging: bool) -> Folded:
 
 
 def _bare_copy(host: nn.Module) -> nn.Module:
+    # Results that a module keeps from its last run hang on their graph, and torch copies no such tensors.
+    kept = [value for module in host.modules() for value in vars(module).values()]
+    results = {id(value): value.detach().clone() for value in kept if isinstance(value, Tensor) and value.grad_fn}
     try:
-        network = copy.deepcopy(host)
+        network = copy.deepcopy(host, results)
     except Exception as error:
         raise InputError(f"this model cannot be copied, so it cannot be exported: {error}") from error
     for module in network.modules():

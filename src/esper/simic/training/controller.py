@@ -27,6 +27,11 @@ class LearnedController:
         self._normalizer = normalizer
         self._hidden: Hidden = agent.initial_hidden(1)
 
+    @property
+    def num_slots(self) -> int:
+        """How many slots a host must have."""
+        return self.agent.slot_config.num_slots
+
     def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
         """Forget everything."""
         self._hidden = self.agent.initial_hidden(num_hosts)
