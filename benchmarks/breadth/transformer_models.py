@@ -207,7 +207,13 @@ TRANSFORMERS = [
             "regnet": {"embedding_size": 8, **_STAGES, "groups_width": 8},
             "mobilenet_v1": {"depth_multiplier": 0.25, "min_depth": 8, "image_size": 32},
             "mobilenet_v2": {"depth_multiplier": 0.25, "min_depth": 8, "image_size": 32},
-            "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.2, "image_size": 32, "hidden_dim": 320},
+            "efficientnet": {
+                "width_coefficient": 0.25,
+                "depth_coefficient": 0.2,
+                "image_size": 32,
+                "hidden_dim": 320,
+                "initializer_range": 0.2,  # with the usual one the gradient of so small a model vanishes
+            },
             "bit": {"embedding_size": 8, **_STAGES, "num_groups": 4},
             "focalnet": {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "hidden_sizes": [8, 16]},
         },
