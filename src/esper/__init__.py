@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 if TYPE_CHECKING:
-    from esper.api import TrainingConfig, evaluate, make_env, train
+    from esper.api import Budget, Decision, Grower, TrainingConfig, evaluate, make_env, train
 
 __version__ = "0.1.0"
-__all__ = ["TrainingConfig", "__version__", "evaluate", "make_env", "train"]
+__all__ = ["Budget", "Decision", "Grower", "TrainingConfig", "__version__", "evaluate", "make_env", "train"]
 
 # Names, not classes: torch is imported when an environment is made.
 gymnasium.register(

@@ -399,3 +399,41 @@ def test_a_compiled_model_follows_growth() -> None:
         assert torch.equal(compiled(x), model(x))
     model.cull("1")
     assert torch.equal(compiled(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
+def test_a_nested_tensor_in_evaluation_is_refused_with_what_to_do() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=True)
+    x, mask = torch.randn(4, 5, 8), torch.zeros(4, 5, dtype=torch.bool)
+    mask[0, 3:] = True
+    grafted = graft(model, at=["layers.0"], example=x)  # without a mask, so the probe sees plain tensors
+    grafted.plant_fossils({"layers.0": "mlp"})
+    grafted.eval()
+    with torch.no_grad(), pytest.raises(InputError, match="enable_nested_tensor=False"):
+        grafted(x, src_key_padding_mask=mask)
+
+
+def test_a_submodule_that_returns_something_else_later_is_named() -> None:
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+            self.both = False
+
+        def forward(self, x: Tensor) -> Any:
+            return (self.layer(x), x) if self.both else self.layer(x)
+
+    moody = Moody()
+    grafted = graft(nn.Sequential(moody), at=["0"], example=torch.randn(2, 6))
+    grafted.plant_fossils({"0": "mlp"})
+    moody.both = True
+    with pytest.raises(InputError, match="Moody returned a tuple to a slot that was grafted onto one plain tensor"):
+        grafted(torch.randn(2, 6))
+
+
+def test_attributes_of_the_host_can_be_reached_through_the_grafted_model() -> None:
+    model = make_grafted()
+    assert model.extend == model.host.extend
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = model.nothing_like_it

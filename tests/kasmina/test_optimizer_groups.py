@@ -66,7 +66,7 @@ def test_a_seed_takes_the_settings_of_the_group_that_trains_its_neighbour() -> N
     for path in ("2", "3", "0"):
         model.germinate(path, "norm")
     settings = {group[SLOT_KEY]: (group["lr"], group["weight_decay"]) for group in model.optimizer.param_groups[2:]}
-    assert settings == {"r0c1": (5e-3, 0.5), "r0c2": (1e-3, 0.01), "r0c0": (1e-3, 0.01)}
+    assert settings == {"r0c1": (5e-3, 0.5), "r0c2": (5e-3, 0.5), "r0c0": (1e-3, 0.01)}
 
 
 def test_optimizers_of_named_parameters_get_named_seeds() -> None:

@@ -1,6 +1,7 @@
 """Kasmina: what grows. Blueprints, slots, their lifecycle and legality, blending, isolation, hosts and grafting."""
 
 from esper.kasmina.blueprints import Blueprint, Cost, blueprint, blueprints_of, find_blueprint
+from esper.kasmina.export import Folded, emit_source, fold
 from esper.kasmina.graft import GraftedModel, Site, graft
 from esper.kasmina.hosts import Host, build_host, host, host_names
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
@@ -16,6 +17,8 @@ from esper.kasmina.lifecycle import (
     stage_changes,
 )
 from esper.kasmina.plain import Residual, plain_network
+from esper.kasmina.probe import split_example
+from esper.kasmina.propose import propose_sites
 from esper.kasmina.sites import Family, SiteShape
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, restore_snapshot, take_snapshot
@@ -30,6 +33,7 @@ __all__ = [
     "Cost",
     "EpochEvidence",
     "Family",
+    "Folded",
     "GraftedModel",
     "Host",
     "Residual",
@@ -47,14 +51,18 @@ __all__ = [
     "build_host",
     "check_actions",
     "drop_unfinished",
+    "emit_source",
     "end_epoch",
     "find_blueprint",
+    "fold",
     "graft",
     "host",
     "host_names",
     "plain_network",
     "plant_fossils",
+    "propose_sites",
     "restore_snapshot",
+    "split_example",
     "stage_changes",
     "take_snapshot",
 ]

@@ -15,7 +15,7 @@ from esper.kasmina import lifecycle
 from esper.kasmina.blueprints import Blueprint, find_blueprint
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
-from esper.kasmina.optimizer_groups import add_seed_group, check_owns, remove_seed_group
+from esper.kasmina.optimizer_groups import SeedGroups, add_seed, check_owns, remove_seed
 from esper.kasmina.probe import Example, Where, probe_sites
 from esper.kasmina.sites import SiteShape
 from esper.kasmina.slot import Slot, SlotMode
@@ -54,6 +54,7 @@ class GraftedModel(nn.Module):
         isolation: Isolation,
         budget: int,
         generator: torch.Generator,
+        seed_groups: SeedGroups = "own",
     ) -> None:
         super().__init__()
         self.host = host
@@ -62,6 +63,7 @@ class GraftedModel(nn.Module):
         self.optimizer = optimizer
         self.isolation = isolation
         self.generator = generator
+        self.seed_groups = seed_groups
         self.catalogue = Catalogue.of([site.shape for site in sites])
         self.budget = torch.tensor([budget])
         self.table = SlotTable.empty(1, len(sites))
@@ -74,6 +76,13 @@ class GraftedModel(nn.Module):
     @property
     def _slots(self) -> list[Slot]:
         return list(self.slots)  # type: ignore[arg-type]  # a ModuleList forgets what it holds
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not ours is the host's, so that code written for the host need not know."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("host"), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The host's output, seeds included."""
@@ -228,7 +237,7 @@ class GraftedModel(nn.Module):
         slot, site = self._slots[index], self.sites[index]
         if slot.seed is not None:
             if self.optimizer is not None:
-                remove_seed_group(self.optimizer, site.slot_id)
+                remove_seed(self.optimizer, site.slot_id, slot.seed)
             slot.uproot()
         if not blueprint_id:
             return
@@ -239,7 +248,7 @@ class GraftedModel(nn.Module):
             seed = find_blueprint(site.shape.family, blueprint_id).build(site.shape)
             seed.to(*self._place(site, neighbour)).train(neighbour.training)
         if self.optimizer is not None:
-            add_seed_group(self.optimizer, site.slot_id, seed, neighbour)
+            add_seed(self.optimizer, site.slot_id, seed, self.host, site.path, self.seed_groups)
         slot.plant(seed, blueprint_id)
 
     def _place(self, site: Site, neighbour: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -291,6 +300,7 @@ def graft(
     isolation: Isolation = "straight-through",
     budget: int = UNLIMITED,
     generator: torch.Generator | None = None,
+    seed_groups: SeedGroups = "own",
 ) -> GraftedModel:
     """Put a slot behind each submodule of `model` named in `at`. Until a seed germinates nothing changes.
 
@@ -302,9 +312,12 @@ def graft(
     | isolation | how a seed at alpha 0 learns: from the host's own loss ("straight-through"), or from `shadow` passes |
     | budget | the most parameters that all seeds together may add |
     | generator | where seed initialisations come from; one of the model's own, by torch's initial seed, if not given |
+    | seed_groups | whether a seed gets a parameter group of its "own" or is "joined" to that of its neighbour |
     """
     if isolation not in get_args(Isolation):
         raise unknown_name("isolation", isolation, get_args(Isolation))
+    if seed_groups not in get_args(SeedGroups):
+        raise unknown_name("seed_groups", seed_groups, get_args(SeedGroups))
     if not isinstance(budget, int) or budget < 0:
         raise InputError(f"budget must be a whole number of parameters, 0 or more; got {budget!r}")
     if any(
@@ -317,4 +330,12 @@ def graft(
     slot_ids = SlotConfig.of_size(len(found)).slot_ids
     sites = tuple(Site(path, slot_id, *found[path]) for path, slot_id in zip(found, slot_ids, strict=True))
     own = generator or torch.Generator().manual_seed(torch.initial_seed())
-    return GraftedModel(model, sites, optimizer=optimizer, isolation=isolation, budget=budget, generator=own)
+    return GraftedModel(
+        model,
+        sites,
+        optimizer=optimizer,
+        isolation=isolation,
+        budget=budget,
+        generator=own,
+        seed_groups=seed_groups,
+    )

@@ -1,52 +1,104 @@
-"""Care of the optimiser while a network grows: one parameter group per seed, made and removed with it."""
+"""Care of the optimiser while a network grows: the parameters of a seed come and go with it.
+
+A seed either gets a parameter group of its own, which whoever owns the training loop can treat apart, or joins the
+group that trains its neighbour, so that code which counts groups, as learning-rate schedulers do, never notices.
+"""
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
-from torch.optim import LBFGS, Muon, Optimizer
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Adagrad, Muon, Optimizer, SparseAdam
 
 from esper.leyline import InputError
 
 SLOT_KEY = "esper_slot"
 """Entry of a parameter group that says which slot's seed it holds."""
 
+SeedGroups = Literal["own", "joined"]
+
 
 def check_owns(optimizer: Optimizer, host: nn.Module) -> None:
     """Refuse an optimiser that cannot follow the growth of `host`, or trains no parameter of it."""
-    if isinstance(optimizer, LBFGS | Muon):
-        raise InputError(f"{type(optimizer).__name__} cannot follow growth: it takes one group, or matrices, only")
+    if isinstance(optimizer, LBFGS | Muon | SparseAdam):
+        kind = type(optimizer).__name__
+        raise InputError(f"{kind} cannot follow growth: it takes one group, matrices or sparse gradients only")
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if not any(id(parameter) in owned for parameter in host.parameters()):
         raise InputError("the optimizer holds no parameter of this model; make it from model.parameters()")
 
 
-def add_seed_group(optimizer: Optimizer, slot_id: str, seed: nn.Module, neighbour: nn.Module) -> None:
-    """Add the parameters of `seed` as a group of their own.
+def add_seed(
+    optimizer: Optimizer, slot_id: str, seed: nn.Module, host: nn.Module, path: str, groups: SeedGroups
+) -> None:
+    """Let the optimiser train `seed`, with the settings of the group that trains its neighbour.
 
-    It takes the present settings (learning rate, decay, …) of the group that trains the submodule the
-    seed sits behind, or of the first group where that submodule has no trained parameter.
+    That is the submodule `path` of the host, or, where that has no trained parameter, the last one before it that
+    has. A group of the seed's own starts with the present settings (learning rate, decay, …) of that group; a seed
+    that joins it shares them for good.
     """
-    reference = _group_of(optimizer, neighbour)
-    settings = {key: copy.copy(value) for key, value in reference.items() if key not in ("params", "param_names")}
+    reference = _group_for(optimizer, host, path)
     named = [(f"{slot_id}.{name}", parameter) for name, parameter in seed.named_parameters()]
-    params = named if "param_names" in reference else [parameter for _, parameter in named]
-    optimizer.add_param_group({**settings, "params": params, SLOT_KEY: slot_id})
+    if groups == "joined":
+        reference["params"].extend(parameter for _, parameter in named)
+        if "param_names" in reference:
+            reference["param_names"].extend(name for name, _ in named)
+    else:
+        settings = {key: copy.copy(value) for key, value in reference.items() if key not in ("params", "param_names")}
+        params = named if "param_names" in reference else [parameter for _, parameter in named]
+        optimizer.add_param_group({**settings, "params": params, SLOT_KEY: slot_id})
+    if isinstance(optimizer, Adagrad):
+        for parameter in seed.parameters():
+            optimizer.state[parameter] = _adagrad_state(reference, parameter)
 
 
-def remove_seed_group(optimizer: Optimizer, slot_id: str) -> None:
-    """Remove the group of the seed in `slot_id` together with its optimiser state."""
-    for group in optimizer.param_groups:
-        if group.get(SLOT_KEY) == slot_id:
-            for parameter in group["params"]:
-                optimizer.state.pop(parameter, None)
-    # In place: others may hold on to this very list.
+def remove_seed(optimizer: Optimizer, slot_id: str, seed: nn.Module) -> None:
+    """Take the parameters of `seed` and their optimiser state out of the optimiser, with a group of their own."""
+    gone = {id(parameter) for parameter in seed.parameters()}
+    for parameter in seed.parameters():
+        optimizer.state.pop(parameter, None)
+    # In place: others may hold on to these very lists.
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group.get(SLOT_KEY) != slot_id]
-
-
-def _group_of(optimizer: Optimizer, neighbour: nn.Module) -> dict[str, Any]:
-    wanted = {id(parameter) for parameter in neighbour.parameters()}
     for group in optimizer.param_groups:
-        if any(id(parameter) in wanted for parameter in group["params"]):
-            return group
-    return optimizer.param_groups[0]
+        keep = [index for index, parameter in enumerate(group["params"]) if id(parameter) not in gone]
+        for key in ("params", "param_names"):
+            if key in group and len(keep) < len(group[key]):
+                group[key][:] = [group[key][index] for index in keep]
+
+
+def without_seeds(optimizer: Optimizer, slots: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """`state`, the optimiser's state dict, without the parameters of seeds that joined groups of the host."""
+    seeds = {id(parameter) for parameter in slots.parameters()}
+    groups = []
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        keep = [index for index, parameter in enumerate(group["params"]) if id(parameter) not in seeds]
+        lists = {key: [saved[key][index] for index in keep] for key in ("params", "param_names") if key in saved}
+        groups.append({**saved, **lists})
+    kept = {number for group in groups for number in group["params"]}
+    return {
+        **state,
+        "state": {number: entry for number, entry in state["state"].items() if number in kept},
+        "param_groups": groups,
+    }
+
+
+def _group_for(optimizer: Optimizer, host: nn.Module, path: str) -> dict[str, Any]:
+    group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    neighbour, reference = host.get_submodule(path), optimizer.param_groups[0]
+    for parameter in neighbour.parameters():
+        if id(parameter) in group_of:
+            return group_of[id(parameter)]
+    for module in host.modules():
+        if module is neighbour:
+            break
+        for parameter in module.parameters(recurse=False):
+            reference = group_of.get(id(parameter), reference)
+    return reference
+
+
+def _adagrad_state(group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    """Adagrad alone makes its state when it is built, and fails on parameters that come later without it."""
+    device = parameter.device if group["fused"] else torch.device("cpu")
+    sums = torch.full_like(parameter, group["initial_accumulator_value"], memory_format=torch.preserve_format)
+    return {"step": torch.zeros((), device=device), "sum": sums.detach()}

@@ -1,5 +1,6 @@
 """Finding out, with one forward pass, where slots can go and what shapes they carry."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from esper.kasmina.sites import Family, SiteShape, infer_family, site_shape
 from esper.leyline import InputError, unknown_name
@@ -22,8 +24,8 @@ def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, tupl
     """Shape and dtype behind each submodule named in `at`; one clear error where there can be no slot."""
     names = _names(at)
     families = at if isinstance(at, Mapping) else dict.fromkeys(names)
-    modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
-    outputs = _outputs(model, modules, example)
+    modules = _submodules(model)
+    outputs = _outputs(model, modules, example)[0]
     batch = _batch_size(model, example)
 
     def read(name: str, family: str | None = None) -> tuple[SiteShape, torch.dtype]:
@@ -41,6 +43,39 @@ def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, tupl
             hint = ", ".join(_usable(modules, read)) or "no submodule of this model"
             raise InputError(f"no slot can go after {name!r}: {error}. Slots can go after: {hint}") from None
     return sites
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A submodule behind which a slot could go."""
+
+    path: str
+    module: nn.Module
+    shape: SiteShape
+    returned: bool
+    """Whether the model returns this very output: there is nothing behind it that could use what grows."""
+
+
+def survey(model: nn.Module, example: Example) -> list[Candidate]:
+    """Every submodule behind which a slot can go without a word about its family, in the order of their work."""
+    modules = _submodules(model)
+    outputs, results = _outputs(model, modules, example)
+    batch = _batch_size(model, example)
+    order = {name: position for position, name in enumerate(outputs)}
+    found: dict[int, Candidate] = {}
+    for name in sorted(modules, key=lambda name: order.get(name, -1)):
+        try:
+            shape, _ = _read_site(modules[name], outputs[name], None, batch)
+        except InputError:
+            continue
+        if batch and outputs[name][0].shape[0] != batch:  # position biases and the like: no activations of samples
+            continue
+        found.setdefault(id(modules[name]), Candidate(name, modules[name], shape, name in results))
+    return list(found.values())
+
+
+def _submodules(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
 
 
 def _names(at: Where) -> list[str]:
@@ -65,13 +100,26 @@ def _brief(output: Any) -> Any:
     return _Output(() if output.is_nested else tuple(output.shape), output.dtype, output.is_nested)
 
 
-def _outputs(model: nn.Module, modules: Mapping[str, nn.Module], example: Example) -> dict[str, list[Any]]:
-    """What each submodule returned, call by call. Modes, buffers and random state stay as they were."""
-    outputs: dict[str, list[Any]] = {name: [] for name in modules}
+def _outputs(
+    model: nn.Module, modules: Mapping[str, nn.Module], example: Example
+) -> tuple[dict[str, list[Any]], set[str]]:
+    """What each submodule returned, call by call, and whose output the model returned.
+
+    The former in the order in which the submodules finished, ones that were not called last. Modes, buffers and random
+    state stay as they were.
+    """
+    outputs: dict[str, list[Any]] = {}
+    last: dict[str, Any] = {}
+
+    def note(name: str, output: Any) -> None:
+        outputs.setdefault(name, []).append(_brief(output))
+        if isinstance(output, Tensor):
+            last[name] = weakref.ref(output)
+
     training = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
         for name, module in modules.items():
-            hook = module.register_forward_hook(lambda _m, _i, output, name=name: outputs[name].append(_brief(output)))
+            hook = module.register_forward_hook(lambda _m, _i, output, name=name: note(name, output))
             stack.callback(hook.remove)
         # Named, because torch warns about saving the random state of every device that a machine has.
         devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
@@ -79,25 +127,29 @@ def _outputs(model: nn.Module, modules: Mapping[str, nn.Module], example: Exampl
         stack.enter_context(torch.no_grad())
         model.eval()
         try:
-            _call_on_copies(model, example)
+            result = call_with(model, example)
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise InputError(f"the model could not run on the example: {lines[0]}") from error
         finally:
             for module, mode in training.items():
                 module.training = mode
-    return outputs
+    returned = {id(leaf) for leaf in tree_leaves(result)}
+    results = {name for name, tensor in last.items() if tensor() is not None and id(tensor()) in returned}
+    return outputs | {name: [] for name in modules if name not in outputs}, results
 
 
-def _call_on_copies(model: nn.Module, example: Example) -> None:
+def split_example(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments that an example stands for."""
+    if isinstance(example, Tensor):
+        return (example,), {}
+    return ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+
+
+def call_with(model: nn.Module, example: Example) -> Any:
     """Run `model` on `example` with copies of its buffers, so that whatever it counts is not counted."""
-    args: Sequence[Any] = [example] if isinstance(example, Tensor) else []
-    kwargs: dict[str, Any] = {}
-    if isinstance(example, Mapping):
-        kwargs = dict(example)
-    elif not isinstance(example, Tensor):
-        args = example
-    functional_call(model, {name: buffer.clone() for name, buffer in model.named_buffers()}, tuple(args), kwargs)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    return functional_call(model, buffers, *split_example(example))
 
 
 def _read_site(module: nn.Module, calls: list[Any], family: str | None, batch: int) -> tuple[SiteShape, torch.dtype]:

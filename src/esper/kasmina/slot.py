@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.leyline import InputError
+
 
 class SlotMode(Enum):
     """What the slot does to the output of its host submodule."""
@@ -81,10 +83,12 @@ class Slot(nn.Module):
         finally:
             self.alpha_override = previous
 
-    def inject(self, module: nn.Module, args: tuple[Any, ...], h: Tensor) -> Tensor | None:  # noqa: ARG002
+    def inject(self, module: nn.Module, args: tuple[Any, ...], h: Any) -> Tensor | None:  # noqa: ARG002
         """The forward hook: the output that replaces `h`, or None to leave it as it is."""
         if self.seed is None:
             return None
+        if not isinstance(h, Tensor) or h.is_nested:
+            raise InputError(_other_output(module, h))
         if self.alpha_override is not None:
             return _mix_override(h, self.alpha_override, self.seed)
         if self.mode is SlotMode.BLENDED:
@@ -109,3 +113,9 @@ def _mix_override(h: Tensor, alpha: Tensor | float, seed: nn.Module) -> Tensor |
     per_sample = alpha.view(-1, *[1] * (h.ndim - 1))
     # Samples with alpha 0 take the host's value itself: 0 times a non-finite residual would not be 0.
     return torch.where(per_sample == 0, h, _mix(h, per_sample, seed(h)))
+
+
+def _other_output(module: nn.Module, output: Any) -> str:
+    kind = "a nested tensor" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    hint = "; make the nn.TransformerEncoder with enable_nested_tensor=False" if isinstance(output, Tensor) else ""
+    return f"{type(module).__name__} returned {kind} to a slot that was grafted onto one plain tensor{hint}"

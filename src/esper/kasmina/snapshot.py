@@ -22,6 +22,8 @@ class _GroupSnapshot:
     settings: dict[str, Any]
     states: list[dict[str, Any]]
     """Optimiser state of each parameter, in the order of the group."""
+    seeds: list[str | None]
+    """For each parameter its name in the grafted model if it belongs to a seed, else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Snapshot:
 
     def state_dict(self) -> dict[str, Any]:
         """The snapshot as tensors in plain containers."""
-        groups = [[group.slot_id, group.settings, group.states] for group in self.groups]
+        groups = [[group.slot_id, group.settings, group.states, group.seeds] for group in self.groups]
         return {"table": self.table.columns(), "score": self.score, "tensors": self.tensors, "groups": groups}
 
     @classmethod
@@ -51,7 +53,7 @@ def take_snapshot(model: GraftedModel) -> Snapshot:
         model.table.clone(),
         model.score.clone(),
         {name: _copy(tensor) for name, tensor in _tensors(model).items()},
-        _copy_groups(model.optimizer) if model.optimizer is not None else [],
+        _copy_groups(model.optimizer, _seed_names(model)) if model.optimizer is not None else [],
     )
 
 
@@ -77,7 +79,7 @@ def restore_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
                 setattr(model.get_submodule(owner), attribute, saved.to(tensor.device, copy=True))
             tensor.grad = None
     if model.optimizer is not None:
-        _restore_groups(model.optimizer, snapshot.groups)
+        _restore_groups(model, model.optimizer, snapshot.groups)
 
 
 def _check_fits(model: GraftedModel, snapshot: Snapshot) -> None:
@@ -88,9 +90,16 @@ def _check_fits(model: GraftedModel, snapshot: Snapshot) -> None:
         different = sorted(name for name in saved.keys() | present if saved.get(name) != present.get(name))
         raise InputError(f"the snapshot is not of this host: {', '.join(different[:3])} differ")
     if model.optimizer is not None:
-        groups = [len(group["params"]) for group in model.optimizer.param_groups if SLOT_KEY not in group]
-        if groups != [len(group.states) for group in snapshot.groups if group.slot_id is None]:
+        seeds = _seed_names(model)
+        hosts = [group["params"] for group in model.optimizer.param_groups if SLOT_KEY not in group]
+        sizes = [sum(id(parameter) not in seeds for parameter in params) for params in hosts]
+        if sizes != [group.seeds.count(None) for group in snapshot.groups if group.slot_id is None]:
             raise InputError("the optimizer's own parameter groups have changed since the snapshot was taken")
+
+
+def _seed_names(model: GraftedModel) -> dict[int, str]:
+    """Names of the parameters of all seeds, by the identity of the parameter."""
+    return {id(parameter): f"slots.{name}" for name, parameter in model.slots.named_parameters()}
 
 
 def _tensors(model: GraftedModel) -> dict[str, Tensor]:
@@ -101,12 +110,13 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _copy_groups(optimizer: Optimizer) -> list[_GroupSnapshot]:
+def _copy_groups(optimizer: Optimizer, seeds: Mapping[int, str]) -> list[_GroupSnapshot]:
     return [
         _GroupSnapshot(
             group.get(SLOT_KEY),
             copy.deepcopy({key: value for key, value in group.items() if key != "params"}),
             [_copy_state(optimizer.state.get(parameter, {})) for parameter in group["params"]],
+            [seeds.get(id(parameter)) for parameter in group["params"]],
         )
         for group in optimizer.param_groups
     ]
@@ -116,7 +126,8 @@ def _copy_state(state: dict[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Tensor) else copy.deepcopy(value) for key, value in state.items()}
 
 
-def _restore_groups(optimizer: Optimizer, snapshots: list[_GroupSnapshot]) -> None:
+def _restore_groups(model: GraftedModel, optimizer: Optimizer, snapshots: list[_GroupSnapshot]) -> None:
+    seeds = _seed_names(model)
     host_groups = iter([group for group in optimizer.param_groups if SLOT_KEY not in group])
     seed_groups = {group[SLOT_KEY]: group for group in optimizer.param_groups if SLOT_KEY in group}
     restored = []
@@ -125,6 +136,9 @@ def _restore_groups(optimizer: Optimizer, snapshots: list[_GroupSnapshot]) -> No
         group.update(copy.deepcopy(snapshot.settings))
         # A fused kernel reads the step count where its parameter is.
         counts_beside = bool(group.get("fused") or group.get("capturable"))
+        own = iter([parameter for parameter in group["params"] if id(parameter) not in seeds])
+        # Seeds that joined a group stand in it in the order in which they came.
+        group["params"][:] = [next(own) if name is None else model.get_parameter(name) for name in snapshot.seeds]
         for parameter, state in zip(group["params"], snapshot.states, strict=True):
             old = optimizer.state.pop(parameter, {})
             if state:

@@ -32,6 +32,7 @@ from esper.leyline.errors import (
     IllegalActionError,
     InputError,
     InvalidStateMachineError,
+    TrainingFailedError,
     WorkerError,
     unknown_name,
 )
@@ -125,6 +126,7 @@ __all__ = [
     "SlotId",
     "Stage",
     "TelemetryEvent",
+    "TrainingFailedError",
     "TrainingSignals",
     "WorkerError",
     "objective",

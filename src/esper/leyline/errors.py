@@ -23,6 +23,10 @@ class WorkerError(EsperError, RuntimeError):
     """A worker is lost and could not be replaced, or what was lost with it cannot be made again."""
 
 
+class TrainingFailedError(EsperError, RuntimeError):
+    """Training keeps failing although it was taken back to its last good epoch each time."""
+
+
 def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> InputError:
     """The one sentence for a name that does not exist: what was given and what may be given."""
     return InputError(f"unknown {kind} {given!r}; choose one of: {', '.join(allowed)}")

@@ -1,6 +1,8 @@
 """The heuristic: grow early or when learning stalls, try what is affordable, keep what pays its rent."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +66,14 @@ class Heuristic:
     def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
         """Forget all experience."""
         self._memories = [_Memory() for _ in range(num_hosts)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its experience."""
+        return {"memories": [asdict(memory) for memory in self._memories]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember it again."""
+        self._memories = [_Memory(list(memory["tried"]), dict(memory["payoff"])) for memory in state["memories"]]
 
     def decide(self, situation: Situation) -> Tensor:
         """The rule, host by host."""

@@ -1,6 +1,6 @@
 """Controllers without a plan of their own: never, random, and a fixed schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,14 @@ class Random:
     def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # one stream serves all hosts
         """Start the stream of dice anew."""
         self._generator.manual_seed(seed)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where the stream of dice stands."""
+        return {"dice": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from there."""
+        self._generator.set_state(state["dice"])
 
     def decide(self, situation: Situation) -> Tensor:
         """A legal action at random for each host."""

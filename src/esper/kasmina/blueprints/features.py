@@ -40,6 +40,10 @@ class LowRank(nn.Module):
         """The residual for `h`."""
         return scaled(self.up(self.down(h)), self.scale)
 
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """The matrix and shift of the map that this seed is; an export merges it into a linear layer."""
+        return self.scale[:, None] * (self.up.weight @ self.down.weight), self.scale * self.up.bias
+
 
 @blueprint(Family.FEATURES, 3, "gated", "a gated unit of half the width", fits=can_normalise)
 class Gated(nn.Module):

@@ -1,5 +1,6 @@
 """The learned controller: an agent with its normaliser, deciding like any other controller."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,23 @@ class LearnedController:
         self._normalizer = normalizer
         self._hidden: Hidden = agent.initial_hidden(1)
 
+    @property
+    def num_slots(self) -> int:
+        """How many slots a host must have."""
+        return self.agent.slot_config.num_slots
+
     def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
         """Forget everything."""
         self._hidden = self.agent.initial_hidden(num_hosts)
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """What it remembers of the episode."""
+        return {"hidden": [part.clone() for part in self._hidden]}
+
+    def load_state_dict(self, state: Mapping[str, list[Tensor]]) -> None:
+        """Remember it again."""
+        h, c = (part.to(self.agent.device) for part in state["hidden"])
+        self._hidden = (h, c)
 
     @torch.inference_mode()
     def decide(self, situation: Situation) -> Tensor:

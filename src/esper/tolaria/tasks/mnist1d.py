@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from mnist1d.data import get_dataset_args, make_dataset
 
 from esper.leyline import InputError
 from esper.tolaria.tasks.cache import Arrays, cached_arrays, is_cached
@@ -26,6 +25,8 @@ _TUNED = OptimizerSettings("adamw", lr=8e-2, schedule="cosine", seed_lr_scale=0.
 
 def _generate(settings: Mapping[str, Setting]) -> Arrays:
     """One draw, the published one but for `settings`, as float32. The generator's global seeding is undone."""
+    from mnist1d.data import get_dataset_args, make_dataset
+
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         arguments: Any = get_dataset_args()

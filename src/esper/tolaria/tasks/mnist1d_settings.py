@@ -2,15 +2,21 @@
 
 import math
 from collections.abc import Mapping
-
-from mnist1d.data import get_dataset_args
+from functools import cache
 
 from esper.leyline import InputError
 
 Setting = int | float | bool | list[int]
 
-PUBLISHED: Mapping[str, Setting] = {key: value for key, value in get_dataset_args(as_dict=True).items() if key != "url"}
-"""Every argument of the generator and its published value; the address of the published file is none."""
+
+@cache
+def published() -> Mapping[str, Setting]:
+    """Every argument of the generator and its published value; the address of the published file is none."""
+    # The generator brings pictures and interpolation along, which most users of this package never need.
+    from mnist1d.data import get_dataset_args
+
+    return {key: value for key, value in get_dataset_args(as_dict=True).items() if key != "url"}
+
 
 _LEAST = {
     "num_samples": 20,
@@ -33,18 +39,18 @@ def parse_settings(text: str) -> dict[str, Setting]:
     given: dict[str, Setting] = {}
     for entry in text.split(","):
         key, equals, value = (part.strip() for part in entry.partition("="))
-        if not equals or key not in PUBLISHED:
+        if not equals or key not in published():
             raise _refusal(f"has no {entry.strip()!r}")
         if key in given:
             raise _refusal(f"has {key} twice")
         given[key] = _parse_value(key, value)
-    _check_together({**PUBLISHED, **given})
-    return {key: given[key] for key in PUBLISHED if key in given and given[key] != PUBLISHED[key]}
+    _check_together({**published(), **given})
+    return {key: given[key] for key in published() if key in given and given[key] != published()[key]}
 
 
 def canonical_settings(settings: Mapping[str, Setting]) -> str:
     """The one way to write `settings`."""
-    return ",".join(f"{key}={_show(settings[key])}" for key in PUBLISHED if key in settings)
+    return ",".join(f"{key}={_show(settings[key])}" for key in published() if key in settings)
 
 
 def _show(value: Setting) -> str:
@@ -54,7 +60,7 @@ def _show(value: Setting) -> str:
 
 
 def _parse_value(key: str, text: str) -> Setting:
-    default = PUBLISHED[key]
+    default = published()[key]
     try:
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
@@ -85,5 +91,5 @@ def _check_together(settings: Mapping[str, Setting]) -> None:
 
 
 def _refusal(reason: str) -> InputError:
-    keys = ", ".join(f"{key}={_show(value)}" for key, value in PUBLISHED.items())
+    keys = ", ".join(f"{key}={_show(value)}" for key, value in published().items())
     return InputError(f"mnist1d:<key=value,...> {reason}; keys and published values: {keys}")

@@ -1,0 +1,7 @@
+"""Growing: someone's own model, in their own loop, under a budget."""
+
+from esper.api.growing.budget import Budget
+from esper.api.growing.decision import Decision
+from esper.api.growing.grower import Grower
+
+__all__ = ["Budget", "Decision", "Grower"]

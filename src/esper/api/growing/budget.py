@@ -1,0 +1,74 @@
+"""What growth may cost at most, and the actions that are left under it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from esper.kasmina import UNLIMITED, ActionMasks, Catalogue, SlotTable, action_masks
+from esper.leyline import NO_BLUEPRINT, InputError, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that all seeds together may add, at any moment. Where several limits are given, all hold."""
+
+    params: int | None = None
+    """Parameters."""
+    flops: int | None = None
+    """Floating-point operations of a forward pass of one sample."""
+    ratio: float | None = None
+    """Parameters, as a share of the model's own: 0.2 lets it grow by a fifth."""
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            kind = float if spec.name == "ratio" else int
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 <= value < math.inf:
+                amount = "number" if kind is float else "whole number"
+                raise InputError(f"Budget.{spec.name} must be a {amount} of 0 or more; got {value!r}")
+
+    def of(self, host_params: int) -> "Limits":
+        """The limits for a model of this size."""
+        by_ratio = UNLIMITED if self.ratio is None else min(math.floor(self.ratio * host_params), UNLIMITED)
+        params = min(UNLIMITED if self.params is None else self.params, by_ratio)
+        return Limits(params, UNLIMITED if self.flops is None else self.flops)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A budget for one model: whole numbers, `UNLIMITED` where nothing was said."""
+
+    params: int
+    flops: int
+
+    def masks(self, table: SlotTable, catalogue: Catalogue) -> ActionMasks:
+        """What is legal for N hosts, and keeps each of them within these limits."""
+        masks = action_masks(table, catalogue, torch.full((table.shape[0],), self.params))
+        if self.flops == UNLIMITED:
+            return masks
+        left = self.flops - added_flops(table, catalogue)
+        blueprint = masks.blueprint & (catalogue.flops <= left[:, None, None])
+        slot = masks.slot.clone()
+        slot[:, Op.GERMINATE] &= blueprint.any(2)
+        return ActionMasks(slot.any(2), slot, blueprint, masks.blend)
+
+    def used(self, table: SlotTable, catalogue: Catalogue) -> float | None:
+        """The share of the tighter limit that the first host's seeds take; None without a limit."""
+        amounts: list[tuple[int, Callable[[], Tensor]]] = [
+            (self.params, lambda: table.added_params),
+            (self.flops, lambda: added_flops(table, catalogue)),
+        ]
+        shares = [int(added()[0]) / limit if limit else 1.0 for limit, added in amounts if limit != UNLIMITED]
+        return max(shares, default=None)
+
+
+def added_flops(table: SlotTable, catalogue: Catalogue) -> Tensor:
+    """`[N]`: what all seeds of a host add to a forward pass of one sample."""
+    chosen = (table.blueprint - 1).clamp(min=0)
+    flops = catalogue.flops.expand(table.shape[0], -1, -1).gather(2, chosen[..., None])[..., 0]
+    return torch.where(table.blueprint == NO_BLUEPRINT, 0, flops).sum(1)

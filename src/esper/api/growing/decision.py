@@ -1,0 +1,72 @@
+"""What a step of growth did and why: as data, and as a sentence."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from esper.kasmina import Site, SlotTable, Transitions, find_blueprint
+from esper.leyline import POINTS, Op, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One step of growth. `print` shows it as a sentence."""
+
+    epoch: int
+    """How many steps there have been, this one included."""
+    op: Op
+    score: float
+    """Quality of the whole network after this epoch, in [0, 1]; NaN if it could not be measured."""
+    slot: str | None = None
+    """Name of the submodule behind which the op took place; None for WAIT."""
+    blueprint: str | None = None
+    params: int = 0
+    """Parameters of the seed in question."""
+    added_params: int = 0
+    """Parameters of all seeds after this step."""
+    budget_used: float | None = None
+    """Share of the budget that all seeds take after this step; None without a budget."""
+    contribution: float = math.nan
+    """Score with the seed in question minus without it."""
+    rent: float = 0.0
+    """What keeping the seed in question costs, in units of score."""
+    moved: tuple[str, ...] = ()
+    """What seeds did by themselves, each as a clause."""
+    rolled_back: str | None = None
+    """Why the epoch was undone; None if it was good."""
+
+    def __str__(self) -> str:
+        return "; ".join([self._deed(), *self.moved])
+
+    def _deed(self) -> str:
+        where = f"{self.blueprint} in {self.slot}"
+        if self.rolled_back is not None:
+            return f"rolled back to the last good epoch: {self.rolled_back}"
+        if self.op is Op.GERMINATE:
+            share = "" if self.budget_used is None else f", {100 * self.budget_used:.0f} % of budget"
+            return f"germinated {where}: +{self.params:,} parameters{share}"
+        gain = f"it brings {POINTS * self.contribution:+.1f} points for a rent of {POINTS * self.rent:.1f}"
+        if self.op is Op.FOSSILIZE:
+            return f"kept {where} for good: {gain}"
+        if self.op is Op.CULL:
+            return f"culled {where}: {gain}, -{self.params:,} parameters"
+        return f"waited: score {self.score:.3f}"
+
+
+_CLAUSES = {
+    Stage.BLENDING: "{seed} has learned and begins to blend in",
+    Stage.HOLDING: "{seed} is blended in",
+    Stage.CULLED: "{seed} did not learn and was culled",
+    Stage.DORMANT: "{slot} is free again",
+}
+
+
+def tell_moves(sites: Sequence[Site], before: SlotTable, moves: Transitions) -> tuple[str, ...]:
+    """The stage changes of one host as clauses; `before` still knows the blueprints of seeds that are gone."""
+    clauses = []
+    for slot, new in zip(moves.slot.tolist(), moves.new.tolist(), strict=True):
+        site, blueprint = sites[slot], int(before.blueprint[0, slot])
+        seed = f"{find_blueprint(site.shape.family, blueprint).name} in {site.path}" if blueprint else ""
+        if clause := _CLAUSES.get(Stage(new)):
+            clauses.append(clause.format(seed=seed, slot=site.path))
+    return tuple(clauses)

@@ -1,0 +1,314 @@
+"""The grower: someone's own model and loop, with capacity that appears where it pays."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from esper.api.growing.budget import Budget
+from esper.api.growing.decision import Decision, tell_moves
+from esper.api.growing.evaluation import Evaluator, Measure, Reading, number
+from esper.api.growing.exporting import export
+from esper.api.growing.files import read_growth, write_growth
+from esper.api.growing.guard import Guard
+from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
+from esper.api.growing.setup import checked_controller, chosen_sites, make_reporter, number_of_epochs
+from esper.api.growing.watch import OptimizerWatch, Watched
+from esper.api.growing.wrappers import unwrapped
+from esper.kasmina import Snapshot, check_actions, find_blueprint, graft, restore_snapshot, take_snapshot
+from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_PRICE, InputError, Op, TrainingFailedError, rent
+from esper.nissa import Hub
+from esper.tamiyo import Controller
+from esper.tolaria import SignalTable, Situation, TrackerSettings, track
+
+MAX_FAILURES = 3
+"""Epochs in a row that may fail and be undone; the last one raises."""
+_OPEN_END = 5
+"""Where the number of epochs was not told, this many times as many as were seen are expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Good:
+    """The last good epoch."""
+
+    snapshot: Snapshot
+    schedulers: list[dict[str, Any]]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"snapshot": self.snapshot.state_dict(), "schedulers": self.schedulers}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "_Good":
+        return cls(Snapshot.from_state_dict(state["snapshot"]), state["schedulers"])
+
+
+class Grower:
+    """Grows `model` while its owner trains it. Call `step` after every epoch and `export` at the end.
+
+    | argument | meaning |
+    |---|---|
+    | at | names of the submodules behind which the model may grow, a mapping from name to family, or "auto" |
+    | example | one batch: a tensor, a sequence of positional or a mapping of keyword arguments; batch axis first |
+    | optimizer | the one that trains the model; seeds join the parameter groups of their neighbours |
+    | evaluate | a function of the model, or of nothing, that returns its score on validation data |
+    | controller | heuristic, schedule, random, never; a file or folder of `esper train`; or a `Controller` |
+    | budget | the most that growth may add; without one, rent alone keeps it in check |
+    | measure | "score" if evaluate returns a quality in [0, 1], "loss" if it returns a loss |
+    | epochs | how often `step` will be called; without it, seeds may be germinated at any time |
+    | price | what adding as many parameters as the model has costs, in units of score |
+    | schedulers | learning-rate schedulers, to be saved and rolled back with the model |
+    | seed | where the initial weights of seeds and the dice of the controller come from; torch's seed if not given |
+    | hub | told about every move, as the episodes of `esper train` tell theirs |
+
+    Train `model`, which is the given one with slots. `evaluate` runs once per step, and once more without each
+    blended seed. A controller that remembers things is saved if it has `state_dict` and `load_state_dict`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        example: Any,
+        optimizer: Optimizer,
+        evaluate: Callable[..., Any],
+        at: Sequence[str] | Mapping[str, str] | str = "auto",
+        controller: str | Controller = "heuristic",
+        budget: Budget | None = None,
+        measure: Measure = "score",
+        epochs: int | None = None,
+        price: float = DEFAULT_PRICE,
+        schedulers: Sequence[LRScheduler] = (),
+        seed: int | None = None,
+        hub: Hub | None = None,
+    ) -> None:
+        host = unwrapped(model)
+        self._controller = checked_controller(controller)
+        self._epochs = number_of_epochs(epochs)
+        self._schedulers = list(schedulers)
+        self._example = example
+        self._host_params = sum(parameter.numel() for parameter in host.parameters())
+        self._limits = (budget or Budget()).of(self._host_params)
+        self._price = torch.tensor([float(price)])
+        self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
+        own_seed = (torch.initial_seed() if seed is None else seed) % 2**62
+        self._seed = int(of_first_rank(torch.tensor([own_seed]), self._device))
+        self.grafted = graft(
+            host,
+            at=chosen_sites(host, at, example, self._controller),
+            example=example,
+            optimizer=optimizer,
+            budget=self._limits.params,
+            generator=torch.Generator().manual_seed(self._seed),
+            seed_groups="joined",
+        )
+        """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
+        self.model: nn.Module = self.grafted if model is host else model
+        """What to train: the given model with slots."""
+        self._watch = OptimizerWatch(optimizer, self.grafted)
+        self._evaluator = Evaluator(evaluate, self.grafted, model, measure)
+        self._reporter = make_reporter(hub, self.grafted, self._host_params)
+        self.history: list[Decision] = []
+        """Every decision since this grower was made or loaded."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Measure the model as it is: what growth is judged against, and what a first failed epoch returns to."""
+        first = self._shared(self._evaluator.first())
+        self.grafted.score = torch.tensor([first.score])
+        self._signals = SignalTable.empty(1)
+        self._signals.score_history[:, -1] = first.score
+        self._guard = Guard(first.score, first.loss)
+        self._controller.reset(1, self._seed)
+        self._good = self._present()
+
+    @property
+    def situation(self) -> Situation:
+        """What the controller sees: the same record that it sees in Esper's own episodes."""
+        epoch = int(self._signals.epoch)
+        length = max(DEFAULT_EPISODE_LENGTH, _OPEN_END * epoch) if self._epochs is None else max(self._epochs, epoch)
+        table, catalogue = self.grafted.table, self.grafted.catalogue
+        return Situation(
+            table,
+            self._signals,
+            self._limits.masks(table, catalogue),
+            catalogue,
+            self.grafted.sites,
+            self._host_params,
+            self._price,
+            self.grafted.budget,
+            length,
+        )
+
+    def step(self, loss: float | Tensor | None = None) -> Decision:
+        """To be called after every epoch: measures, moves seeds on, decides and acts; returns what it did and why.
+
+        `loss`, the epoch's training loss, is optional; the governor looks at it too. A failed epoch is undone: model,
+        seeds and optimiser return to the last good one. The third in a row raises `TrainingFailedError`.
+        """
+        self._watch.check()
+        reading = self._shared(self._evaluator.read())
+        own_loss = None if loss is None else torch.tensor([number(loss, "step was given the loss")])
+        train_loss = None if own_loss is None else float(mean_over_ranks(own_loss, self._device))
+        failure = self._guard.judge(reading.score, reading.loss, train_loss, self.grafted)
+        watched = self._watch.read()
+        if failure is not None:
+            decision = self._roll_back(failure, reading)
+        else:
+            moved = self._end_epoch(reading, watched, math.nan if train_loss is None else train_loss)
+            # Before acting, so that a return to this epoch also takes back what came of the decision.
+            self._good = self._present()
+            decision = replace(self._act(reading), moved=moved)
+        self.grafted.begin_epoch()
+        tend_seeds(self.grafted)
+        self.history.append(decision)
+        return decision
+
+    def _shared(self, reading: Reading) -> Reading:
+        """The mean over all processes that train this model."""
+        own = torch.tensor([[reading.score, reading.loss]])
+        values = mean_over_ranks(torch.cat([own, reading.contributions], 1), self._device)
+        return Reading(float(values[0, 0]), float(values[0, 1]), values[:, 2:])
+
+    def _end_epoch(self, reading: Reading, watched: Watched, train_loss: float) -> tuple[str, ...]:
+        before = self.grafted.table
+        moves = self.grafted.end_epoch(
+            score=reading.score,
+            loss=0.0 if math.isnan(train_loss) else train_loss,
+            contributions=reading.contributions,
+            seed_gradients=watched.seed_gradients,
+        )
+        val_loss = train_loss if math.isnan(reading.loss) else reading.loss
+        self._signals = track(
+            self._signals,
+            TrackerSettings(),
+            train_loss=torch.tensor([train_loss]),
+            train_score=torch.tensor([math.nan]),
+            val_loss=torch.tensor([val_loss]),
+            val_score=torch.tensor([reading.score]),
+            host_grad_norm=watched.host_gradient,
+        )
+        self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch)
+        return tell_moves(self.grafted.sites, before, moves)
+
+    def _act(self, reading: Reading) -> Decision:
+        situation = self.situation
+        actions = of_first_rank(self._controller.decide(situation), self._device)
+        check_actions(situation.table, actions, situation.masks)
+        before = situation.table
+        moves = self.grafted.act(actions)
+        self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch + 1)
+        index, _, _, op = actions[0].tolist()
+        common = self._told(Op(op), reading.score)
+        if op == Op.WAIT:
+            return common
+        site = self.grafted.sites[index]
+        table = self.grafted.table if op == Op.GERMINATE else before
+        params = int(table.params[0, index])
+        return replace(
+            common,
+            slot=site.path,
+            blueprint=find_blueprint(site.shape.family, int(table.blueprint[0, index])).name,
+            params=params,
+            contribution=float(before.contribution[0, index]),
+            rent=rent(float(params), self._host_params, float(self._price)),
+        )
+
+    def _told(self, op: Op, score: float) -> Decision:
+        table, catalogue = self.grafted.table, self.grafted.catalogue
+        used = self._limits.used(table, catalogue)
+        return Decision(int(self._signals.epoch), op, score, added_params=int(table.added_params), budget_used=used)
+
+    def _roll_back(self, failure: str, reading: Reading) -> Decision:
+        self._restore(self._good)
+        self._signals = replace(self._signals, epoch=self._signals.epoch + 1)
+        self._reporter.rolled_back(0, failure, self._guard.failures)
+        if self._guard.failures >= MAX_FAILURES:
+            raise TrainingFailedError(
+                f"{self._guard.failures} epochs in a row failed, the last because {failure}; the model is back at its "
+                "last good epoch. Training fails by itself: try a lower learning rate or clip gradients"
+            )
+        return replace(self._told(Op.WAIT, reading.score), rolled_back=failure)
+
+    def _present(self) -> _Good:
+        states = [copy.deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
+        return _Good(take_snapshot(self.grafted), states)
+
+    def _restore(self, state: _Good) -> None:
+        restore_snapshot(self.grafted, state.snapshot)
+        for scheduler, saved in zip(self._schedulers, state.schedulers, strict=True):
+            scheduler.load_state_dict(copy.deepcopy(saved))
+        tend_seeds(self.grafted)
+
+    def export(self, path: Path | str | None = None) -> nn.Module:
+        """The model with the seeds that were kept, as a plain module: no slots, no hooks, nothing of Esper to load it.
+
+        Seeds that are not kept yet are left out, which is said. With a path it is written too: `.pt2` as a
+        `torch.export` program, `.onnx` (needs the extra `onnx`), or `.py`, the code that rebuilds it from the
+        original model, with its weights beside it in a file `.pt`.
+        """
+        if not self.history and not int(self._signals.epoch):
+            raise InputError("grower.step() was never called, so nothing could grow; call it after every epoch")
+        return export(self.grafted, self._example, None if path is None else Path(path))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that going on needs, as tensors in plain containers: weights, seeds, optimiser, controller, dice.
+
+        To be taken between optimiser steps, in the middle of an epoch too.
+        """
+        remember = getattr(self._controller, "state_dict", dict)
+        return {
+            "sites": [site.path for site in self.grafted.sites],
+            "controller_name": self._controller.name,
+            "controller": remember(),
+            "present": self._present().state_dict(),
+            "good": self._good.state_dict(),
+            "signals": self._signals.columns(),
+            "guard": self._guard.state_dict(),
+            "watch": self._watch.state_dict(),
+            "first_loss": self._evaluator.first_loss,
+            "seeds": self.grafted.generator.get_state(),
+            "dice": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of a grower of the same model, sites, optimiser, controller and schedulers.
+
+        Also sets torch's random state on the CPU to what it was.
+        """
+        self._check_fits(state)
+        self._restore(_Good.from_state_dict(state["present"]))
+        self._good = _Good.from_state_dict(state["good"])
+        self._signals = SignalTable(**state["signals"]).clone()
+        self._guard.load_state_dict(state["guard"])
+        self._watch.load_state_dict(state["watch"])
+        self._evaluator.first_loss = state["first_loss"]
+        self.grafted.generator.set_state(state["seeds"])
+        if hasattr(self._controller, "load_state_dict"):
+            self._controller.load_state_dict(state["controller"])
+        torch.set_rng_state(state["dice"])
+
+    def _check_fits(self, state: Mapping[str, Any]) -> None:
+        sites = [site.path for site in self.grafted.sites]
+        if state["sites"] != sites:
+            raise InputError(f"the saved growth has slots at {', '.join(state['sites'])}; here are {', '.join(sites)}")
+        if state["controller_name"] != self._controller.name:
+            here = self._controller.name
+            raise InputError(f"the saved growth was decided by {state['controller_name']!r}; here decides {here!r}")
+        saved = len(state["present"]["schedulers"])
+        if saved != len(self._schedulers):
+            raise InputError(f"the saved growth has {saved} schedulers; this grower has {len(self._schedulers)}")
+
+    def save(self, path: Path | str) -> None:
+        """Write the growth to a file, at once or not at all: a kill while saving leaves the file that was there."""
+        write_growth(self.state_dict(), Path(path))
+
+    def load(self, path: Path | str) -> None:
+        """Go on with the growth in a file; bit for bit on a CPU, if the loop draws its data from torch's dice."""
+        self.load_state_dict(read_growth(Path(path)))

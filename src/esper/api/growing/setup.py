@@ -1,0 +1,52 @@
+"""What a grower is given, made sure of before anything is touched."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from esper.kasmina import GraftedModel, propose_sites
+from esper.leyline import DEFAULT_NUM_SLOTS, InputError
+from esper.nissa import Hub
+from esper.tamiyo import Controller, controller_names, make_controller
+from esper.tolaria.reporting import EpisodeReporter
+
+
+def checked_controller(controller: str | Controller) -> Controller:
+    """The controller by that name or in that file, or the given one if it is one."""
+    if isinstance(controller, str):
+        if controller in controller_names():
+            return make_controller(controller)
+        # Learned controllers bring much along that nobody else has to wait for.
+        from esper.api.training import find_controller
+
+        return find_controller(controller)
+    if not all(callable(getattr(controller, method, None)) for method in ("reset", "decide")):
+        raise InputError(f"a controller has the methods reset and decide; got {controller!r}")
+    return controller
+
+
+def number_of_epochs(epochs: int | None) -> int | None:
+    """`epochs`, if it can be one."""
+    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+        raise InputError(f"epochs must be a whole number of 1 or more; got {epochs!r}")
+    return epochs
+
+
+def chosen_sites(
+    host: nn.Module, at: Sequence[str] | Mapping[str, str] | str, example: Any, controller: Controller
+) -> Sequence[str] | Mapping[str, str]:
+    """Where slots go, as many as the controller was trained for, if it says so."""
+    wanted: int | None = getattr(controller, "num_slots", None)
+    if isinstance(at, str):
+        if at != "auto":
+            raise InputError(f"`at` must list submodule names, as in at=['layer1'], or be 'auto'; got {at!r}")
+        at = propose_sites(host, example, wanted or DEFAULT_NUM_SLOTS)
+    if wanted is not None and len(at) != wanted:
+        raise InputError(f"this controller was trained for {wanted} slots; here are {len(at)}: {', '.join(at)}")
+    return at
+
+
+def make_reporter(hub: Hub | None, grafted: GraftedModel, host_params: int) -> EpisodeReporter:
+    """Who tells the hub, if there is one, what happens."""
+    return EpisodeReporter(hub or Hub(), grafted.sites, host_params)

@@ -1,0 +1,102 @@
+"""Watching the optimiser of a loop that is not ours: that it steps, and which gradients it shows the seeds."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from esper.kasmina import GraftedModel
+from esper.leyline import InputError, Stage
+
+_EPOCHS_FORGOTTEN = 3
+_UNMEASURED_EPOCH = 100_000
+"""Optimiser steps in an epoch, before one has been seen, that nobody is expected to exceed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What an epoch of training showed."""
+
+    steps: int
+    seed_gradients: Tensor
+    """`[1, S]`: mean gradient norm of each seed over the optimiser steps that it took part in, 0 without a seed."""
+    host_gradient: Tensor
+    """`[1]`: gradient norm of the host in the epoch's first step; NaN where there was none."""
+
+
+class OptimizerWatch:
+    """Counts optimiser steps and measures gradients, from hooks on the optimiser."""
+
+    def __init__(self, optimizer: Optimizer, grafted: GraftedModel) -> None:
+        self._grafted = grafted
+        self._epoch_steps = _UNMEASURED_EPOCH
+        self._warned = False
+        self._forget()
+        # After the step: closures compute gradients inside of it.
+        optimizer.register_step_post_hook(self._after_step)
+
+    def _forget(self) -> None:
+        slots = len(self._grafted.sites)
+        self.steps = 0
+        self._sums = torch.zeros(slots)
+        self._counts = torch.zeros(slots)
+        self._host = torch.full((1,), torch.nan)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        if self.steps == 0:
+            gradients = [p.grad for p in self._grafted.host.parameters() if p.grad is not None]
+            self._host[0] = get_total_norm(gradients) if gradients else torch.nan
+        self.steps += 1
+        for index, slot in enumerate(self._grafted.slots):
+            gradients = [p.grad for p in slot.parameters() if p.grad is not None]
+            if gradients:
+                self._sums[index] += get_total_norm(gradients).to(self._sums.device)
+                self._counts[index] += 1
+            # Whoever clears gradients through the model they knew before would let those of seeds pile up.
+            for parameter in slot.parameters():
+                parameter.grad = None
+        if self.steps > _EPOCHS_FORGOTTEN * self._epoch_steps and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.steps:,} optimiser steps since grower.step() was called; call it once after every epoch, "
+                "or the network does not grow",
+                stacklevel=2,
+            )
+
+    def check(self) -> None:
+        """Raise if nothing was trained since the last reading, or if seeds that should have learned did not."""
+        if self.steps == 0:
+            raise InputError(
+                "the optimizer has not stepped since the last grower.step(); train grower.model with the optimizer "
+                "that was given to Grower, then call step"
+            )
+        for index, site in enumerate(self._grafted.sites):
+            if self._grafted.table.stage[0, index] == Stage.TRAINING and not self._counts[index]:
+                raise InputError(
+                    f"the seed behind {site.path!r} got no gradient in {self.steps:,} optimiser steps; train "
+                    "grower.model, not a copy of the model or one that was compiled before it was given to Grower, "
+                    "and let gradients reach that submodule"
+                )
+
+    def read(self) -> Watched:
+        """What was seen since the last reading; counting starts anew."""
+        means = torch.where(self._counts > 0, self._sums / self._counts.clamp(min=1), 0.0)
+        watched = Watched(self.steps, means[None], self._host)
+        self._epoch_steps, self._warned = self.steps, False
+        self._forget()
+        return watched
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen so far."""
+        tensors = {"sums": self._sums.clone(), "counts": self._counts.clone(), "host": self._host.clone()}
+        return {"steps": self.steps, "epoch_steps": self._epoch_steps, **tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from it."""
+        self.steps, self._epoch_steps = state["steps"], state["epoch_steps"]
+        self._sums, self._counts, self._host = (state[name].clone() for name in ("sums", "counts", "host"))

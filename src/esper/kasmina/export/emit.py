@@ -1,0 +1,124 @@
+"""Emitting code that rebuilds a grown network without Esper: the classes of its seeds, and where they go."""
+
+import ast
+import builtins
+import importlib
+import inspect
+import sys
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from esper.kasmina.export import insert
+from esper.kasmina.export.fold import Folded
+from esper.kasmina.graft import Site
+from esper.kasmina.sites import SiteShape
+from esper.leyline import InputError
+
+_OWN = "esper"
+_HEAD = '''"""A network grown by Esper; nothing but torch is needed to use it.
+
+`grow` puts the seeds that were kept into an instance of the original model; then load the weights:
+
+    model = grow(OriginalModel(...))
+    model.load_state_dict(torch.load({weights!r}, weights_only=True))
+"""
+'''
+
+
+def emit_source(folded: Folded, weights: str) -> str:
+    """Python source with a function `grow` that gives the original model the structure of `folded`.
+
+    `weights` is the name of the file with the state dict, for the docstring.
+    """
+    gathered = _Gathered()
+    gathered.need(insert, "insert_seed")
+    gathered.need(insert, "give_bias")
+    steps = [f"    give_bias(model, {layer!r})" for layer in folded.merged.values() if _has_bias(folded.network, layer)]
+    for path, (site, seed) in folded.inserted.items():
+        kind = type(seed)
+        gathered.need(sys.modules[kind.__module__], kind.__name__)
+        gathered.need(sys.modules[SiteShape.__module__], "SiteShape")
+        steps.append(f"    insert_seed(model, {path!r}, {kind.__name__}({_shape(site)}).to({_dtype(seed)}))")
+    body = "\n".join([*steps, "    return model"])
+    grow = f'def grow(model: nn.Module) -> nn.Module:\n    """Give `model` the seeds that were kept."""\n{body}\n'
+    imports = "\n".join(sorted(gathered.imports | {"import torch", "from torch import nn"}))
+    return "\n\n".join([_HEAD.format(weights=weights) + "\n" + imports, *gathered.pieces.values(), grow])
+
+
+def _shape(site: Site) -> str:
+    shape = site.shape
+    return f"SiteShape(Family.{shape.family.name}, {shape.width}, {tuple(shape.extent)!r})"
+
+
+def _dtype(seed: nn.Module) -> torch.dtype:
+    return next((parameter.dtype for parameter in seed.parameters()), torch.float32)
+
+
+def _has_bias(network: nn.Module, path: str) -> bool:
+    return getattr(network.get_submodule(path), "bias", None) is not None
+
+
+class _Gathered:
+    """Definitions, each after those it needs, and imports of what is not ours."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[tuple[str, str], str] = {}
+        self.imports: set[str] = set()
+        self._visiting: set[tuple[str, str]] = set()
+
+    def need(self, module: ModuleType, name: str) -> None:
+        """Gather what `name` is bound to at the top of `module`."""
+        key = (module.__name__, name)
+        if key in self._visiting:
+            return
+        self._visiting.add(key)
+        node = _definition(module, name)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self._import(node, name)
+            return
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            # Registering is for growing; what is emitted has grown.
+            node.decorator_list = [item for item in node.decorator_list if "blueprint(" not in ast.unparse(item)]
+        for needed in sorted({part.id for part in ast.walk(node) if isinstance(part, ast.Name)}):
+            if needed != name and not hasattr(builtins, needed) and _binds(module, needed):
+                self.need(module, needed)
+        self.pieces[key] = ast.unparse(node)
+
+    def _import(self, node: ast.Import | ast.ImportFrom, name: str) -> None:
+        alias = next(item for item in node.names if (item.asname or item.name.partition(".")[0]) == name)
+        source = node.module if isinstance(node, ast.ImportFrom) else None
+        if source is not None and source.partition(".")[0] == _OWN:
+            self.need(importlib.import_module(source), alias.name)
+            return
+        words = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
+        self.imports.add(f"from {source} import {words}" if source else f"import {words}")
+
+
+def _definition(module: ModuleType, name: str) -> ast.stmt:
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except OSError as error:
+        raise InputError(f"the source of {module.__name__}.{name} cannot be read, so it cannot be emitted") from error
+    for node in reversed(tree.body):
+        if name in _bound(node):
+            return node
+    raise InputError(f"{name} is not defined at the top of {module.__name__}, so it cannot be emitted")
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {item.asname or item.name.partition(".")[0] for item in node.names}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _binds(module: ModuleType, name: str) -> bool:
+    try:
+        _definition(module, name)
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,210 @@
+"""The grower in somebody's loop: measures, decides, acts, tells, and undoes what failed."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.kasmina import take_snapshot
+from esper.leyline import EventType, Op, Stage, TrainingFailedError
+from esper.nissa import Hub, MemorySink
+from tests.api.growing.builders import (
+    LIFE,
+    WAIT,
+    Script,
+    accuracy,
+    assert_same,
+    cull,
+    germinate,
+    grow,
+    loss_of,
+    make_data,
+    make_grower,
+    train,
+)
+
+
+def test_a_life_is_told_in_sentences() -> None:
+    grower = make_grower(controller=Script(LIFE), budget=esper.Budget(params=1000))
+    told = [str(decision) for decision in grow(grower, 7)]
+    assert told[0] == "germinated mlp in 1: +304 parameters, 30 % of budget"
+    assert told[2].endswith("; mlp in 1 has learned and begins to blend in")
+    assert told[5].endswith("; mlp in 1 is blended in")
+    assert told[6].startswith("kept mlp in 1 for good: it brings ")
+    assert grower.grafted.slot("1").stage is Stage.FOSSILIZED
+    assert [decision.op for decision in grower.history] == [Op.GERMINATE, *[Op.WAIT] * 5, Op.FOSSILIZE]
+    assert grower.history[-1].added_params == 304
+
+
+def test_culling_and_a_free_slot_are_told_too() -> None:
+    grower = make_grower(controller=Script([*LIFE[:6], cull(0)]))
+    told = [str(decision) for decision in grow(grower, 9)]
+    assert told[6].startswith("culled mlp in 1: it brings ")
+    assert told[6].endswith(", -304 parameters")
+    assert told[8].endswith("; 1 is free again")
+
+
+def test_evaluate_is_asked_with_and_without_each_blended_seed() -> None:
+    scores: list[Tensor] = []
+
+    def evaluate(model: nn.Module) -> float:
+        with torch.no_grad():
+            scores.append(model(make_data(1)[0]))
+        return accuracy(model)
+
+    grower = make_grower(controller=Script([germinate(0), germinate(1), *[WAIT] * 4]), evaluate=evaluate)
+    assert len(scores) == 1
+    asked = []
+    for _ in range(6):
+        scores.clear()
+        grow(grower, 1)
+        asked.append(len(scores))
+    assert asked == [1, 1, 1, 2, 3, 3]
+    with_both, without_first, without_second = scores
+    assert not torch.equal(with_both, without_first)
+    assert not torch.equal(without_first, without_second)
+
+
+def test_contributions_are_score_with_minus_score_without() -> None:
+    given = iter([0.1] * 4 + [0.7, 0.4] + [0.7, 0.4])
+    grower = make_grower(controller=Script(LIFE), evaluate=lambda: next(given))
+    grow(grower, 4)
+    assert grower.grafted.slot("1").contribution == pytest.approx(0.3)
+
+
+def test_counterfactuals_see_the_same_random_numbers_and_leave_the_dice_alone() -> None:
+    drawn: list[float] = []
+
+    def evaluate() -> float:
+        drawn.append(float(torch.rand(())))
+        return drawn[-1]
+
+    grower = make_grower(controller=Script(LIFE), evaluate=evaluate)
+    grow(grower, 3)
+    train(grower)
+    state = torch.get_rng_state()
+    once = torch.rand(())
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    grower.step()
+    assert drawn[-1] == drawn[-2] == once
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_the_same_seed_grows_the_same_network() -> None:
+    def weights() -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        grower = make_grower(controller="random", seed=5)
+        grow(grower, 12)
+        return take_snapshot(grower.grafted).tensors
+
+    assert_same(weights(), weights())
+
+
+def test_evaluate_may_leave_the_model_in_eval_mode() -> None:
+    def evaluate(model: nn.Module) -> float:
+        model.eval()
+        return accuracy(model)
+
+    grower = make_grower(evaluate=evaluate)
+    grow(grower, 2)
+    assert all(module.training for module in grower.model.modules())
+
+
+def test_a_loss_can_be_the_measure() -> None:
+    grower = make_grower(evaluate=loss_of, measure="loss", controller=Script(LIFE))
+    first = loss_of(grower.model)
+    train(grower)
+    decision = grower.step()
+    assert decision.score == pytest.approx(1 - loss_of(grower.model) / first, abs=1e-5)
+
+
+@pytest.mark.parametrize("poison", ["weights", "seed", "evaluate", "train loss", "exploding", "collapsing"])
+def test_a_failed_epoch_is_undone_bit_for_bit(poison: str) -> None:
+    score = {"value": 0.6}
+    grower = make_grower(controller=Script(LIFE), evaluate=lambda: score["value"])
+    grow(grower, 4)
+    for _ in range(2):
+        train(grower)
+        grower.step(loss=0.5)
+    optimizer = grower.grafted.optimizer
+    assert optimizer is not None
+    good, state = take_snapshot(grower.grafted), copy.deepcopy(optimizer.state_dict())
+    train(grower)
+    loss: float | None = None
+    if poison in ("weights", "seed"):
+        part = grower.grafted.host if poison == "weights" else grower.grafted.slots
+        next(part.parameters()).data.fill_(math.nan)
+    elif poison == "evaluate":
+        score["value"] = math.nan
+    elif poison == "collapsing":
+        score["value"] = 0.1
+    else:
+        loss = math.inf if poison == "train loss" else 500.0
+    decision = grower.step(loss=loss)
+    assert decision.rolled_back is not None
+    assert str(decision).startswith("rolled back to the last good epoch: ")
+    assert_same(take_snapshot(grower.grafted).tensors, good.tensors)
+    assert_same(optimizer.state_dict(), state)
+    assert grower.grafted.slot("1").stage is Stage.HOLDING
+    score["value"] = 0.6
+    assert grow(grower, 1)[0].rolled_back is None
+
+
+def test_a_return_takes_back_the_decision_before_it() -> None:
+    values = iter([0.5, 0.5, math.nan, 0.5])
+    grower = make_grower(controller=Script([germinate(0)]), evaluate=lambda: next(values))
+    optimizer = grower.grafted.optimizer
+    assert optimizer is not None
+    owned = len(optimizer.param_groups[0]["params"])
+    grow(grower, 2)
+    assert not grower.grafted.slot("1").occupied
+    assert len(optimizer.param_groups[0]["params"]) == owned
+    assert grow(grower, 1)[0].rolled_back is None
+
+
+def test_the_third_failure_in_a_row_raises_with_the_model_at_its_last_good_epoch() -> None:
+    values = iter([0.5, 0.5, math.nan, math.nan, 0.5, math.nan, math.nan, math.nan])
+    grower = make_grower(evaluate=lambda: next(values))
+    grow(grower, 6)
+    good = take_snapshot(grower.grafted)
+    train(grower)
+    with pytest.raises(TrainingFailedError, match="3 epochs in a row failed, the last because evaluate returned nan"):
+        grower.step()
+    assert_same(take_snapshot(grower.grafted).tensors, good.tensors)
+
+
+def test_losses_below_zero_are_judged_by_being_finite_only() -> None:
+    grower = make_grower()
+    for loss in (-3.0, -0.1, 2.0):
+        train(grower)
+        assert grower.step(loss=loss).rolled_back is None
+    train(grower)
+    assert grower.step(loss=math.nan).rolled_back == "training loss is nan"
+
+
+def test_the_hub_hears_of_moves_and_returns() -> None:
+    memory = MemorySink()
+    values = iter([0.5, 0.5, 0.5, math.nan])
+    grow(make_grower(controller=Script(LIFE), evaluate=lambda: next(values), hub=Hub([memory])), 3)
+    kinds = [event.event_type for event in memory.events]
+    assert kinds == [EventType.SEED_TRANSITION, EventType.GOVERNOR_ROLLBACK]
+
+
+def test_the_horizon_is_open_unless_epochs_are_told() -> None:
+    grower = make_grower()
+    grow(grower, 7)
+    assert grower.situation.episode_length == 35
+    told = make_grower(epochs=5)
+    grow(told, 7)
+    assert (told.situation.episode_length, int(told.situation.steps_left)) == (7, 0)
+
+
+def test_the_heuristic_grows_a_model_by_itself() -> None:
+    grower = make_grower(at="auto", controller="heuristic", epochs=20)
+    decisions = grow(grower, 12)
+    assert decisions[0].op is Op.GERMINATE
+    assert any(decision.op in (Op.FOSSILIZE, Op.CULL) for decision in decisions) or grower.grafted.table.proven.any()

@@ -1,0 +1,67 @@
+"""Two processes that train one model: they decide the same, and their weights stay equal."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.api.growing.builders import make_data, make_grower, make_mlp
+
+WORLD = 2
+EPOCHS = 14
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_rank(rank: int, port: int, out: str) -> None:
+    """Both orders in one process: starting processes is what takes the time."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    torch.save([train_on_rank(rank, wrapped_first) for wrapped_first in (True, False)], f"{out}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def train_on_rank(rank: int, wrapped_first: bool) -> dict[str, Any]:
+    torch.manual_seed(rank)  # as many scripts do: dice of their own
+    model = make_mlp()
+    x, y = make_data(10 + rank)
+
+    def evaluate() -> float:
+        with torch.no_grad():
+            return float((model(x).argmax(-1) == y).float().mean())
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    wrapper: nn.Module = DistributedDataParallel(model) if wrapped_first else model
+    settings: dict[str, Any] = {"controller": "random", "evaluate": evaluate, "seed": 3 + rank}
+    grower = make_grower(model=wrapper, optimizer=optimizer, **settings)
+    trained = grower.model if wrapped_first else DistributedDataParallel(grower.model)
+    told = []
+    for epoch in range(EPOCHS):
+        if epoch == 6 and not wrapped_first:
+            trained = DistributedDataParallel(grower.model)  # now with seeds in it
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(trained(x), y).backward()
+            optimizer.step()
+        told.append(str(grower.step()))
+    state = {name: tensor.clone() for name, tensor in grower.grafted.state_dict().items()}
+    return {"told": told, "state": state}
+
+
+def test_ranks_decide_alike_and_keep_equal_parameters(tmp_path: Path) -> None:
+    spawn(run_rank, (free_port(), str(tmp_path)), nprocs=WORLD)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    for one, other in zip(*ranks, strict=True):
+        assert one["told"] == other["told"]
+        assert any("germinated" in sentence for sentence in one["told"])
+        assert any("blend in" in sentence for sentence in one["told"])
+        torch.testing.assert_close(one["state"], other["state"], rtol=0, atol=0)

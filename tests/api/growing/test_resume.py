@@ -1,0 +1,93 @@
+"""A growth that was killed goes on where it stood, bit for bit."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.kasmina import take_snapshot
+from esper.leyline import InputError, Stage
+from tests.api.growing.builders import (
+    LIFE,
+    Script,
+    assert_same,
+    grow,
+    loss_of,
+    make_grower,
+    make_mlp,
+    train,
+)
+
+
+@pytest.mark.parametrize("controller", ["random", "heuristic"])
+@pytest.mark.parametrize("middle", [False, True])
+def test_a_killed_growth_goes_on_bit_for_bit(controller: str, middle: bool, tmp_path: Path) -> None:
+    def start() -> tuple[esper.Grower, Any]:
+        torch.manual_seed(11)
+        model = make_mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+        settings = {"controller": controller, "schedulers": [scheduler], "evaluate": loss_of, "measure": "loss"}
+        return make_grower(model=model, optimizer=optimizer, **settings), scheduler
+
+    def run(grower: esper.Grower, scheduler: Any, epochs: int) -> list[str]:
+        told = []
+        for _ in range(epochs):
+            train(grower)
+            scheduler.step()
+            told.append(str(grower.step(loss=0.5)))
+        return told
+
+    grower, scheduler = start()
+    run(grower, scheduler, 8)
+    if middle:
+        train(grower, steps=1)
+    grower.save(tmp_path / "growth.pt")
+    expected = run(grower, scheduler, 8)
+    resumed, scheduler = start()
+    torch.manual_seed(99)
+    resumed.load(tmp_path / "growth.pt")
+    assert run(resumed, scheduler, 8) == expected
+    one, other = take_snapshot(resumed.grafted), take_snapshot(grower.grafted)
+    assert_same(one.tensors, other.tensors)
+    assert_same(one.groups[0].states, other.groups[0].states)
+    assert one.groups[0].settings == other.groups[0].settings
+    assert one.table.equals(other.table)
+
+
+def test_a_rollback_after_resuming_returns_to_the_same_epoch(tmp_path: Path) -> None:
+    scores = iter([0.5] * 4)
+    grower = make_grower(controller=Script(LIFE), evaluate=lambda: next(scores))
+    grow(grower, 3)
+    train(grower)
+    grower.save(tmp_path / "growth.pt")
+    later = iter([0.5, math.nan])
+    resumed = make_grower(controller=Script(LIFE), evaluate=lambda: next(later))
+    resumed.load(tmp_path / "growth.pt")
+    assert resumed.step().rolled_back is not None
+    assert resumed.grafted.slot("1").stage is Stage.BLENDING
+
+
+def test_files_that_are_no_growth_are_one_clear_error(tmp_path: Path) -> None:
+    grower = make_grower()
+    with pytest.raises(InputError, match="there is no file"):
+        grower.load(tmp_path / "none.pt")
+    (tmp_path / "noise.pt").write_bytes(b"noise")
+    with pytest.raises(InputError, match="is damaged or was not written by"):
+        grower.load(tmp_path / "noise.pt")
+    torch.save({"weights": 1}, tmp_path / "other.pt")
+    with pytest.raises(InputError, match=r"other.pt was not written by"):
+        grower.load(tmp_path / "other.pt")
+    grower.save(tmp_path / "growth.pt")
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["growth.pt", "noise.pt", "other.pt"]
+    for other, message in (
+        (make_grower(at=["3"]), "has slots at 1, 3; here are 3"),
+        (make_grower(controller="never"), "was decided by 'script'; here decides 'never'"),
+        (make_grower(model=nn.Sequential(*make_mlp(), nn.Linear(3, 3))), "not of this host"),
+    ):
+        with pytest.raises(InputError, match=message):
+            other.load(tmp_path / "growth.pt")

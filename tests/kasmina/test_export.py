@@ -1,0 +1,173 @@
+"""Grown networks made plain: the same function, without slots, hooks or Esper."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import Family, GraftedModel, blueprints_of, emit_source, fold, graft
+from esper.kasmina.export.insert import SEED_NAME
+from esper.leyline import InputError
+
+
+def networks() -> dict[Family, tuple[nn.Sequential, str, Tensor]]:
+    """A network of each family, the site in it, and an input."""
+    return {
+        Family.FEATURES: (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), "0", torch.randn(4, 5, 6)),
+        Family.CONV1D: (nn.Sequential(nn.Conv1d(3, 8, 3), nn.Tanh(), nn.Conv1d(8, 2, 1)), "0", torch.randn(4, 3, 9)),
+        Family.CONV2D: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 2, 1)), "0", torch.randn(4, 3, 9, 9)),
+    }
+
+
+def grown(model: nn.Module, fossils: dict[str, str], example: Any) -> GraftedModel:
+    """`model` with these seeds in place, moved away from their start so that they matter."""
+    grafted = graft(model, at=list(fossils), example=example)
+    grafted.plant_fossils(fossils)
+    with torch.no_grad():
+        for parameter in grafted.slots.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return grafted
+
+
+KINDS = [(family, kind.name) for family in Family for kind in blueprints_of(family)]
+
+
+@pytest.mark.parametrize(("family", "blueprint"), KINDS)
+def test_every_blueprint_of_every_family_is_exported_exactly(family: Family, blueprint: str) -> None:
+    model, path, x = networks()[family]
+    bare = model(x)
+    grafted = grown(model, {path: blueprint}, x)
+    plain = fold(grafted, x).network
+    assert (grafted(x) - bare).abs().max() > 1e-3
+    torch.testing.assert_close(plain(x), grafted(x), rtol=0, atol=1e-5)
+    assert not any(module._forward_hooks for module in plain.modules())
+    names = {name for name, _ in plain.named_parameters()}
+    assert {name for name, _ in model.named_parameters()} <= names
+
+
+@pytest.mark.parametrize(("family", "blueprint"), KINDS)
+def test_emitted_code_rebuilds_it_without_esper(family: Family, blueprint: str) -> None:
+    model, path, x = networks()[family]
+    original = copy.deepcopy(model)
+    folded = fold(grown(model, {path: blueprint}, x), x)
+    source = emit_source(folded, "weights.pt")
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(source, "emitted", "exec", dont_inherit=True), names)
+    assert "esper." not in source
+    rebuilt = names["grow"](original)
+    rebuilt.load_state_dict(folded.network.state_dict())
+    torch.testing.assert_close(rebuilt(x), folded.network(x), rtol=0, atol=0)
+
+
+def test_emitted_code_runs_where_esper_cannot_be_imported(tmp_path: Path) -> None:
+    model, path, x = networks()[Family.CONV2D]
+    folded = fold(grown(model, {path: "depthwise"}, x), x)
+    (tmp_path / "grown.py").write_text(emit_source(folded, "grown.pt"))
+    torch.save(folded.network.state_dict(), tmp_path / "grown.pt")
+    torch.save({"x": x, "y": folded.network(x).detach()}, tmp_path / "pair.pt")
+    script = """
+import sys
+sys.modules["esper"] = None  # any import of it fails
+import torch
+from torch import nn
+from grown import grow
+model = grow(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 2, 1)))
+model.load_state_dict(torch.load("grown.pt", weights_only=True))
+pair = torch.load("pair.pt", weights_only=True)
+assert torch.allclose(model(pair["x"]), pair["y"], atol=1e-6)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
+class Tied(nn.Module):
+    """An embedding whose weights are also those of the output layer, and a linear layer that is read, not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 6)
+        self.read = nn.Linear(6, 6)
+        self.out = nn.Linear(6, 7, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.read(self.embed(tokens)) + self.read.weight.sum()
+        result: Tensor = self.out(h)
+        return result
+
+
+def test_affine_seeds_are_merged_into_linear_layers_and_embeddings() -> None:
+    model = nn.Sequential(nn.Embedding(7, 6), nn.Sequential(nn.Linear(6, 8, bias=False)), nn.Linear(8, 3))
+    x = torch.randint(7, (4, 5))
+    grafted = grown(model, {"0": "low_rank", "1": "low_rank", "2": "low_rank"}, x)
+    folded = fold(grafted, x)
+    assert folded.merged == {"0": "0", "1": "1.0", "2": "2"}
+    assert [type(module) for module in folded.network.modules()] == [type(module) for module in model.modules()]
+    torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
+    rebuilt: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(emit_source(folded, "w.pt"), "emitted", "exec", dont_inherit=True), rebuilt)
+    fresh = nn.Sequential(nn.Embedding(7, 6), nn.Sequential(nn.Linear(6, 8, bias=False)), nn.Linear(8, 3))
+    rebuilt["grow"](fresh).load_state_dict(folded.network.state_dict())
+
+
+def test_tied_and_elsewhere_used_weights_are_not_merged() -> None:
+    model, x = Tied(), torch.randint(7, (4, 5))
+    grafted = grown(model, {"embed": "low_rank", "read": "low_rank"}, x)
+    folded = fold(grafted, x)
+    assert (folded.merged, set(folded.inserted)) == ({}, {"embed", "read"})
+    torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
+    plain: Any = folded.network
+    assert plain.out.weight is plain.embed.weight
+    assert isinstance(plain.read, nn.Linear)
+
+
+def test_several_seeds_of_mixed_kinds_are_folded_together() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3))
+    x = torch.randn(4, 6)
+    grafted = grown(model, {"0": "mlp", "1": "gated", "2": "norm", "3": "low_rank"}, x)
+    folded = fold(grafted, x)
+    assert set(folded.inserted) == {"0", "1", "2"}
+    torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
+    assert f"2.{SEED_NAME}.seed.norm.weight" in folded.network.state_dict()
+    copy.deepcopy(folded.network)(x).sum().backward()
+
+
+def test_a_shared_submodule_keeps_its_one_seed() -> None:
+    shared = nn.Linear(6, 6)
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    x = torch.randn(4, 6)
+    grafted = grown(model, {"0": "mlp"}, x)
+    torch.testing.assert_close(fold(grafted, x).network(x), grafted(x), rtol=0, atol=1e-5)
+
+
+class Listing(nn.Module):
+    """Runs all its children, whatever they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for child in self.children():
+            x = child(x)
+        return x
+
+
+def test_a_model_that_would_change_is_refused() -> None:
+    model, x = nn.Sequential(Listing(), nn.Linear(6, 3)), torch.randn(4, 6)
+    with pytest.raises(InputError, match="cannot be made plain: its output would change by"):
+        fold(grown(model, {"0": "mlp"}, x), x)
+
+
+def test_folding_leaves_the_growing_network_alone() -> None:
+    model, path, x = networks()[Family.FEATURES]
+    grafted = grown(model, {path: "mlp"}, x)
+    before, state = grafted(x), torch.get_rng_state()
+    fold(grafted, x).network(x)
+    assert torch.equal(grafted(x), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert grafted.training

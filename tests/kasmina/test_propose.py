@@ -1,0 +1,74 @@
+"""Places to grow that a model is proposed: behind its blocks, never behind its output."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import graft, propose_sites
+from esper.leyline import InputError
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.norm(self.conv(x)))
+
+
+class Staged(nn.Module):
+    """A stem, four stages of two blocks, a head: the usual picture network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3)
+        self.stages = nn.ModuleList(nn.Sequential(Block(8), Block(8)) for _ in range(4))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+        result: Tensor = self.head(x.mean((2, 3)))
+        return result
+
+
+class Layers(nn.Module):
+    """Layers by name, one of them inside another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 6)
+        self.mix = nn.Sequential(nn.Linear(6, 6))
+        self.out = nn.Linear(6, 7)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.out(torch.relu(self.mix(self.embed(tokens))))
+        return result
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "count", "expected"),
+    [
+        (mlp(), torch.randn(2, 6), 3, ["2", "4"]),
+        (mlp(), torch.randn(2, 6), 1, ["4"]),
+        (Staged(), torch.randn(2, 3, 9, 9), 4, ["stages.0", "stages.1", "stages.2", "stages.3"]),
+        (Staged(), torch.randn(2, 3, 9, 9), 2, ["stages.1", "stages.3"]),
+        (Layers(), torch.randint(7, (2, 4)), 3, ["embed", "mix"]),
+        (nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), 3, ["0"]),
+    ],
+)
+def test_blocks_are_proposed_in_order(model: nn.Module, example: Tensor, count: int, expected: list[str]) -> None:
+    assert propose_sites(model, example, count) == expected
+    graft(model, at=expected, example=example)
+
+
+def test_a_model_without_a_place_is_told_what_to_do() -> None:
+    with pytest.raises(InputError, match="no place to grow was found"):
+        propose_sites(nn.LSTM(4, 4), torch.randn(3, 2, 4), 3)
