@@ -12,10 +12,10 @@ from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.sequences import SequenceBatch, minibatches
 
-DECIDER_SMOOTHING = 0.12
-"""Probability that the deciding head keeps for what the teacher did not do: it is asked in every step ..."""
-SMOOTHING = 0.2
-"""... and the other heads, which are asked a few times in an episode and have most to find out."""
+DECIDER_SMOOTHING = 0.2
+"""Probability that the deciding head keeps for what the teacher did not do ..."""
+SMOOTHING = 0.05
+"""... and the other heads, which keep less: a plan is judged by what comes of it, and an op by the plans it belongs to."""
 
 
 def clone(agent: PPOAgent, passes: int, lr: float, decider_prior: Sequence[float] | None = None) -> list[float]:
