@@ -15,7 +15,7 @@ from esper.simic.agent.sequences import SequenceBatch, minibatches
 DECIDER_SMOOTHING = 0.2
 """Probability that the deciding head keeps for what the teacher did not do ..."""
 SMOOTHING = 0.05
-"""... and the other heads, which keep less: a plan is judged by what comes of it, and an op by the plans it belongs to."""
+"""... and the other heads, which keep less: an op is judged by the plantings it comes with."""
 
 
 def clone(agent: PPOAgent, passes: int, lr: float, decider_prior: Sequence[float] | None = None) -> list[float]:
