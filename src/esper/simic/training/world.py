@@ -18,6 +18,7 @@ from esper.tamiyo import Controller, make_controller
 from esper.tolaria import (
     Environment,
     Shard,
+    Situation,
     Step,
     WorkerPool,
     choose_executor,
@@ -56,6 +57,15 @@ class Transition:
     """That the network has at this time."""
     kept: Tensor
     """Seeds kept for good so far."""
+    score: Tensor
+    """Of the committed network on validation; NaN before the episode's end."""
+    price: Tensor
+    blueprint: Tensor
+    """`[N, S]`: id of the seed's; 0 where there is no seed."""
+    seed_grad_norm: Tensor
+    """`[N, S]`: in this epoch; NaN where there is no seed."""
+    contribution: Tensor
+    """`[N, S]`: in this epoch; NaN where none was measured."""
 
 
 class GrowthWorld:
@@ -130,6 +140,15 @@ class GrowthWorld:
         """`values [N]`, task by task."""
         return dict(zip(self.tasks, values.split(self._per_task), strict=True))
 
+    def situations(self) -> dict[str, Situation]:
+        """What is known of the hosts of each task now, twins included."""
+        return {task: env.situation for task, env in zip(self.tasks, self._envs, strict=True)}
+
+    def tell_from(self, least: Severity) -> None:
+        """Have hosts tell of nothing below `least`, from their next episodes on."""
+        for relay in self._relays:
+            relay.source.least = least
+
     @property
     def dropped_episodes(self) -> int:
         """Unfinished episodes that were lost with their workers."""
@@ -171,6 +190,11 @@ class GrowthWorld:
             twin_objective=ended[1::_TWO] if self.twins else torch.full_like(ended, torch.nan),
             added_params=self._own(table.added_params),
             kept=self._own((table.stage == Stage.FOSSILIZED).sum(1)),
+            score=self._own(outcome.final_score),
+            price=self._own(outcome.after.price),
+            blueprint=self._own(table.blueprint),
+            seed_grad_norm=self._own(torch.where(table.occupied, table.seed_grad_norm, torch.nan)),
+            contribution=self._own(table.contribution),
         )
 
 
@@ -184,9 +208,9 @@ class _Relay:
         self._hub = hub
         self._first = first
         self._twins = config.twins
-        self._least = Severity.DEBUG if config.telemetry == "debug" else Severity.INFO
         self._told = MemorySink()
-        self.source = Hub([self._told] if hub.listening else [])
+        least = Severity.DEBUG if config.telemetry == "debug" else Severity.INFO
+        self.source = Hub([self._told] if hub.listening else [], least)
         """What the task's hosts tell."""
         self.round = 0
 
@@ -194,9 +218,8 @@ class _Relay:
         """Hand over what has been told since the last time."""
         for event in self._told.events:
             host, is_twin = divmod(event.env_id or 0, _TWO) if self._twins else (event.env_id or 0, 0)
-            if not is_twin and event.severity >= self._least:
-                payload = {**event.payload, "round": self.round}
-                self._hub.emit(replace(event, env_id=self._first + host, payload=payload))
+            if not is_twin:
+                self._hub.emit(replace(event, env_id=self._first + host, round=self.round))
         self._told.events.clear()
 
 
