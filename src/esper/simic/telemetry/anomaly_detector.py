@@ -26,7 +26,8 @@ _EARLY_VALUE_LIMITS = ((0.1, -0.5), (0.25, -0.2), (_LATE, 0.0))
 """Until which share of a run which explained variance is still tolerated; after that the configured one counts."""
 _MIN_SEED_EPOCHS = 25
 """Fewer epochs of seeds in a round may be those of one host that has died."""
-_MOST = 0.5
+_MOST = 0.75
+"""In a very small host that has died no seed can learn: the share has to be larger than such accidents make."""
 _MIN_SUSPECTED = 6
 """Fewer suspected epochs of seeds in a round may be chance."""
 
