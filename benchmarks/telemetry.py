@@ -30,8 +30,10 @@ def main() -> None:
     parser.add_argument("--episode-length", type=int, default=None)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    names = ("envs", "rounds", "executor", "episode_length")
-    config: dict[str, Any] = {"tasks": (given.task,)} | {name: getattr(given, name) for name in names}
+    names = ("envs", "executor", "episode_length")
+    # One round more than is played, because the last one of a run is followed by a validation.
+    config: dict[str, Any] = {"tasks": (given.task,), "rounds": given.rounds + 1}
+    config |= {name: getattr(given, name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         logs = {level: Path(folder) / level for level in LEVELS}
         hubs = {level: Hub([BackgroundSink(JsonLinesSink(log))]) for level, log in logs.items()}

@@ -66,10 +66,10 @@ def plant_certain_head(trainer: Trainer, _: pytest.MonkeyPatch) -> None:
 
 
 def plant_wrong_target(_: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The critic is fitted to returns from which the twin's earnings were not taken off."""
+    """The critic is fitted to the returns with the wrong sign."""
     right: Callable[..., Any] = losses.value_loss
     monkeypatch.setattr(
-        ppo, "value_loss", lambda values, targets, *rest, **named: right(values, targets + 1.0, *rest, **named)
+        ppo, "value_loss", lambda values, targets, *rest, **named: right(values, -targets, *rest, **named)
     )
 
 
