@@ -7,7 +7,8 @@ from typing import Any
 
 from esper.api.statistics import Estimate
 from esper.leyline import InputError, unknown_name
-from esper.nissa import Hub, JsonLinesSink
+from esper.nissa import BackgroundSink, Hub, JsonLinesSink, Sink, make_sink
+from esper.simic.telemetry import profiled
 from esper.simic.training import (
     RoundReport,
     RunFolder,
@@ -28,22 +29,26 @@ def train(
     resume: bool = False,
     watch: Callable[[RoundReport], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
+    sinks: Sequence[str] = (),
+    profile: Path | None = None,
 ) -> TrainingSummary:
     """Train a controller; with `out`, a run folder is written there, and `resume` goes on with the run in it.
 
     `watch` is told about every round. When `should_stop` says so, between two steps, the run saves and raises
-    `InterruptedRunError`.
+    `InterruptedRunError`. `sinks` are places for events beside the run's own log, which need the folder: console,
+    tensorboard, wandb, mlflow. `profile` is a folder for a profiler's trace of the third round.
     """
     folder = None if out is None else RunFolder(Path(out))
     config = settled(config)
     if folder is None:
-        if resume:
-            raise InputError("resume needs the folder of the run to go on with")
-        return Trainer(config, watch=watch, should_stop=should_stop).run()
+        if resume or sinks:
+            raise InputError(f"{'resume' if resume else 'a sink'} needs the folder of the run")
+        with profiled(profile) as step:
+            return Trainer(config, watch=_both(watch, step), should_stop=should_stop).run()
     if not resume:
         folder.create(config)
-    with Hub([JsonLinesSink(folder.events)]) as hub:
-        trainer = Trainer(config, folder, resume=resume, hub=hub, watch=watch, should_stop=should_stop)
+    with Hub(_open_sinks(folder, sinks)) as hub, profiled(profile) as step:
+        trainer = Trainer(config, folder, resume=resume, hub=hub, watch=_both(watch, step), should_stop=should_stop)
         summary = trainer.run()
     folder.write_summary(
         {
@@ -54,6 +59,18 @@ def train(
         }
     )
     return summary
+
+
+def _open_sinks(folder: RunFolder, names: Sequence[str]) -> list[Sink]:
+    return [BackgroundSink(JsonLinesSink(folder.events)), *(make_sink(name, folder.path) for name in names)]
+
+
+def _both(watch: Callable[[RoundReport], None], step: Callable[[], None]) -> Callable[[RoundReport], None]:
+    def watched(report: RoundReport) -> None:
+        watch(report)
+        step()
+
+    return watched
 
 
 def find_controller(name_or_path: str) -> Controller:

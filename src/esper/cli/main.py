@@ -13,6 +13,7 @@ from esper.cli.demo import Demo
 from esper.cli.doctor import Doctor
 from esper.cli.evaluate import Evaluate
 from esper.cli.grow import Grow
+from esper.cli.sql import Sql
 from esper.cli.tasks import Tasks
 from esper.cli.train import Train
 from esper.leyline import EsperError, InputError
@@ -28,6 +29,7 @@ Command = (
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Grow, tyro.conf.subcommand("grow")]
+    | Annotated[Sql, tyro.conf.subcommand("sql")]
     | Annotated[Tasks, tyro.conf.subcommand("tasks")]
     | Annotated[Train, tyro.conf.subcommand("train")]
 )

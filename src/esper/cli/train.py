@@ -41,7 +41,11 @@ class Train:
     workers: int | None = None
     """Processes that hosts are spread over."""
     telemetry: str | None = None
-    """off, normal or debug."""
+    """off, minimal, normal or debug."""
+    sink: tuple[str, ...] = ()
+    """Where events go beside events.jsonl: console (warnings only), tensorboard, wandb or mlflow."""
+    profile: Path | None = None
+    """Folder for a profiler's trace of the third round."""
     resume: bool = False
     """Go on with the run in the folder."""
     json: Path | None = None
@@ -64,7 +68,13 @@ class Train:
         with _stop_flag() as stopped:
             try:
                 summary = esper.train(
-                    config, self.out, resume=self.resume, watch=RoundPrinter(console), should_stop=stopped
+                    config,
+                    self.out,
+                    resume=self.resume,
+                    watch=RoundPrinter(console),
+                    should_stop=stopped,
+                    sinks=self.sink,
+                    profile=self.profile,
                 )
             except InterruptedRunError as stop:
                 console.print(f"{stop}; go on with: esper train --out {self.out} --resume", highlight=False)
@@ -165,6 +175,10 @@ class RoundPrinter:
             highlight=False,
             soft_wrap=True,
         )
+        for anomaly in report.anomalies:
+            self._console.print(
+                f"    ! {anomaly.kind}: {anomaly.message}", style="yellow", highlight=False, markup=False
+            )
         if report.validation is not None:
             shown = ", ".join(f"{task} {100 * score:.1f}" for task, score in report.validation.items())
             never = ", ".join(f"{100 * report.baselines['never'][task]:.1f}" for task in report.validation)

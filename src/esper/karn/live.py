@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.leyline import Stage
-from esper.tolaria import Episode
+
+if TYPE_CHECKING:  # the tasks are not needed to draw them
+    from esper.tolaria import Episode
 
 _STYLES = {
     Stage.DORMANT: "dim",
@@ -51,7 +53,7 @@ class GrowthView:
     ) -> None:
         self._live.__exit__(kind, error, traceback)
 
-    def update(self, title: str, episode: Episode) -> None:
+    def update(self, title: str, episode: "Episode") -> None:
         """Show the present state of `episode` in the panel `title`."""
         panel = self._panels[title]
         epoch = int(episode.signals.epoch)
@@ -72,7 +74,7 @@ def _sparkline(scores: list[float]) -> str:
     return "".join(_BARS[min(int(score * len(_BARS)), len(_BARS) - 1)] for score in scores if score == score)
 
 
-def _slots(episode: Episode) -> Table:
+def _slots(episode: "Episode") -> Table:
     table = Table("slot", "seed", "stage", "alpha", "adds", box=None, header_style="dim")
     for site in episode.model.sites:
         view = episode.model.slot(site.slot_id)

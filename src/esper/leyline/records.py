@@ -78,6 +78,16 @@ class EventType(StrEnum):
     LESSON_COMPLETED = "lesson_completed"
     """A new policy has imitated its teacher."""
     ROUND_COMPLETED = "round_completed"
+    DECISIONS_RECORDED = "decisions_recorded"
+    """What was decided in an episode, step by step."""
+    UPDATE_COMPLETED = "update_completed"
+    """The controller has learned from a round."""
+    UPDATE_EXAMINED = "update_examined"
+    """Debug records of an update."""
+    ANOMALY_DETECTED = "anomaly_detected"
+    CHECKPOINT_SAVED = "checkpoint_saved"
+    EVENTS_DROPPED = "events_dropped"
+    """A sink was too slow, and its record has a gap."""
     RANSOMWARE_SUSPECTED = "ransomware_suspected"
     """A seed matters much to a network that is worse than before it came: it made itself needed."""
     REWARD_HACKING_SUSPECTED = "reward_hacking_suspected"
@@ -102,6 +112,8 @@ class TelemetryEvent:
     severity: Severity = Severity.INFO
     env_id: int | None = None
     slot_id: str | None = None
+    round: int | None = None
+    """The training round, counted from 1."""
     timestamp: float = field(default_factory=time.time)
     """Seconds since the Unix epoch. Nothing that decides may read it: it differs between equal runs."""
 

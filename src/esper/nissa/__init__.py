@@ -1,6 +1,25 @@
-"""Nissa: what is recorded. The telemetry hub and its sinks."""
+"""Nissa: what is recorded. The telemetry hub, typed events and sinks."""
 
+from esper.nissa.background import BackgroundSink
+from esper.nissa.events import SCHEMA_VERSION, Payload, payload_of
 from esper.nissa.hub import Hub, Sink
+from esper.nissa.reading import read_events
 from esper.nissa.sinks import ConsoleSink, JsonLinesSink, MemorySink, event_to_json
+from esper.nissa.trackers import make_sink, scalars_of, sink_names
 
-__all__ = ["ConsoleSink", "Hub", "JsonLinesSink", "MemorySink", "Sink", "event_to_json"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "BackgroundSink",
+    "ConsoleSink",
+    "Hub",
+    "JsonLinesSink",
+    "MemorySink",
+    "Payload",
+    "Sink",
+    "event_to_json",
+    "make_sink",
+    "payload_of",
+    "read_events",
+    "scalars_of",
+    "sink_names",
+]

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from esper.leyline import TelemetryEvent
+from esper.leyline import Severity, TelemetryEvent
+from esper.nissa.events import Payload
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,20 +24,35 @@ class Sink(Protocol):
 class Hub:
     """Hands every event to every sink in order. A sink that fails is reported once and then left out.
 
-    Telemetry observes: no failure here reaches the run that is being observed.
+    Telemetry observes: no failure here reaches the run that is being observed. A sink that may be slow belongs into a
+    `BackgroundSink`, which drops and counts where it would otherwise make the run wait.
     """
 
-    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(self, sinks: Sequence[Sink] = (), least: Severity = Severity.DEBUG) -> None:
         self._sinks = list(sinks)
+        self.least = least
+        """Events below this are not taken."""
 
     @property
     def listening(self) -> bool:
         """Whether any sink is there to take an event."""
         return bool(self._sinks)
 
+    def hears(self, severity: Severity) -> bool:
+        """Whether an event of `severity` would be taken: ask before making one that costs something."""
+        return bool(self._sinks) and severity >= self.least
+
     def emit(self, event: TelemetryEvent) -> None:
         """Publish `event`."""
-        self._each(lambda sink: sink.write(event))
+        if event.severity >= self.least:
+            self._each(lambda sink: sink.write(event))
+
+    def tell(
+        self, payload: Payload, *, env_id: int | None = None, slot_id: str | None = None, round_: int | None = None
+    ) -> None:
+        """Publish `payload` as an event of now."""
+        if self.hears(payload.severity):
+            self.emit(payload.event(env_id=env_id, slot_id=slot_id, round_=round_))
 
     def close(self) -> None:
         """Finish all sinks."""
@@ -48,7 +64,7 @@ class Hub:
                 do(sink)
             except Exception as error:
                 self._sinks.remove(sink)
-                _LOG.warning("telemetry sink %s failed and is left out from here on: %r", type(sink).__name__, error)
+                _LOG.warning("telemetry sink %s failed and is left out from here on: %r", sink_name(sink), error)
 
     def __enter__(self) -> Self:
         return self
@@ -57,3 +73,8 @@ class Hub:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def sink_name(sink: Sink) -> str:
+    """What to call a sink in a report about it; a wrapper goes by the name of what it wraps."""
+    return str(getattr(sink, "name", type(sink).__name__))

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from esper.leyline import Severity, TelemetryEvent
+from esper.nissa.events import SCHEMA_VERSION
 
 _STYLES = {Severity.DEBUG: "dim", Severity.INFO: "", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
 
@@ -16,9 +18,11 @@ _STYLES = {Severity.DEBUG: "dim", Severity.INFO: "", Severity.WARNING: "yellow",
 def event_to_json(event: TelemetryEvent) -> dict[str, Any]:
     """`event` as JSON data; NaN and infinities, which JSON lacks, become null and strings."""
     return {
+        "v": SCHEMA_VERSION,
         "type": event.event_type.value,
         "severity": event.severity.name,
         "timestamp": event.timestamp,
+        "round": event.round,
         "env_id": event.env_id,
         "slot_id": event.slot_id,
         "payload": _plain(event.payload),
@@ -30,17 +34,25 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
 
 
 class JsonLinesSink:
-    """Appends one JSON object per line and flushes it, so that the file can be read while it is written."""
+    """Appends one JSON object per line and flushes it, so that the file can be read while it is written.
+
+    A line that a killed run left unfinished is ended first, so that it spoils nothing that follows.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a")
+        cut = _ends_in_the_middle(path)
+        self._file = path.open("a", encoding="utf-8")
+        if cut:
+            self._file.write("\n")
 
     def write(self, event: TelemetryEvent) -> None:
         """Append `event`."""
@@ -50,6 +62,14 @@ class JsonLinesSink:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _ends_in_the_middle(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read() != b"\n"
 
 
 class ConsoleSink:

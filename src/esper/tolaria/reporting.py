@@ -5,13 +5,20 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from esper.kasmina import Site, SlotTable, Transitions, find_blueprint
-from esper.leyline import EventType, Severity, Stage, TelemetryEvent
+from esper.leyline import Stage
 from esper.nissa import Hub
+from esper.nissa.events import (
+    EpisodeEnded,
+    EpisodeStarted,
+    EpochCompleted,
+    GovernorRollback,
+    SeedTransition,
+)
 from esper.tolaria.executors import EpochResult, Measurement
 
 
 class EpisodeReporter:
-    """Tells a hub what happens to N hosts; does nothing where nobody listens."""
+    """Tells a hub what happens to N hosts; reads nothing from the tables where nobody listens."""
 
     def __init__(self, hub: Hub, sites: tuple[Site, ...], host_params: int) -> None:
         self._hub = hub
@@ -20,32 +27,34 @@ class EpisodeReporter:
 
     def started(self, task: str, seeds: Mapping[int, int]) -> None:
         """Episodes of these hosts begin."""
-        for host, seed in seeds.items() if self._hub.listening else ():
-            self._emit(EventType.EPISODE_STARTED, {"task": task, "seed": seed, "host_params": self._host_params}, host)
+        for host, seed in seeds.items() if self._hub.hears(EpisodeStarted.severity) else ():
+            self._hub.tell(EpisodeStarted(task=task, seed=seed, host_params=self._host_params), env_id=host)
 
     def moved(
         self, before: SlotTable, after: SlotTable, changes: Transitions, epoch: Tensor, *, rolled_back: bool = False
     ) -> None:
         """Seeds changed their stage; `before` still knows the blueprint of one that is gone."""
-        if not self._hub.listening:
+        if not self._hub.hears(SeedTransition.severity):
             return
         columns = (changes.host, changes.slot, changes.old, changes.new)
         for host, slot, old, new in zip(*(column.tolist() for column in columns), strict=True):
             site = self._sites[slot]
             blueprint = max(int(before.blueprint[host, slot]), int(after.blueprint[host, slot]))
-            payload = {
-                "epoch": int(epoch[host]),
-                "from": Stage(old).name,
-                "to": Stage(new).name,
-                "blueprint": find_blueprint(site.shape.family, blueprint).name if blueprint else None,
-                "rolled_back": rolled_back,
-            }
-            self._emit(EventType.SEED_TRANSITION, payload, host, slot_id=site.slot_id)
+            contribution = float(before.contribution[host, slot])
+            payload = SeedTransition(
+                epoch=int(epoch[host]),
+                from_=Stage(old).name,
+                to=Stage(new).name,
+                blueprint=find_blueprint(site.shape.family, blueprint).name if blueprint else None,
+                rolled_back=rolled_back,
+                contribution=None if contribution != contribution else contribution,
+                params=max(int(before.params[host, slot]), int(after.params[host, slot])),
+            )
+            self._hub.tell(payload, env_id=host, slot_id=site.slot_id)
 
     def rolled_back(self, host: int, reason: str, panics: int) -> None:
         """The governor undid an epoch."""
-        payload = {"reason": reason, "panics": panics}
-        self._emit(EventType.GOVERNOR_ROLLBACK, payload, host, Severity.WARNING)
+        self._hub.tell(GovernorRollback(reason=reason, panics=panics), env_id=host)
 
     def epoch(
         self,
@@ -57,17 +66,17 @@ class EpisodeReporter:
         rolled_back: Tensor,
     ) -> None:
         """An epoch is over."""
-        for host in running.nonzero().flatten().tolist() if self._hub.listening else ():
-            payload = {
-                "epoch": int(epoch[host]),
-                "train_loss": float(result.loss[host]),
-                "val_loss": float(measured.loss[host]),
-                "val_score": float(measured.score[host]),
-                "params": self._host_params + int(table.added_params[host]),
-                "slots": [self._slot(table, measured, host, slot) for slot in range(len(self._sites))],
-                "rolled_back": bool(rolled_back[host]),
-            }
-            self._emit(EventType.EPOCH_COMPLETED, payload, host, Severity.DEBUG)
+        for host in running.nonzero().flatten().tolist() if self._hub.hears(EpochCompleted.severity) else ():
+            payload = EpochCompleted(
+                epoch=int(epoch[host]),
+                train_loss=float(result.loss[host]),
+                val_loss=float(measured.loss[host]),
+                val_score=float(measured.score[host]),
+                params=self._host_params + int(table.added_params[host]),
+                slots=[self._slot(table, measured, host, slot) for slot in range(len(self._sites))],
+                rolled_back=bool(rolled_back[host]),
+            )
+            self._hub.tell(payload, env_id=host)
 
     def _slot(self, table: SlotTable, measured: Measurement, host: int, slot: int) -> dict[str, object]:
         site, blueprint = self._sites[slot], int(table.blueprint[host, slot])
@@ -82,15 +91,6 @@ class EpisodeReporter:
 
     def ended(self, host: int, val_score: float, test_score: float, added_params: int) -> None:
         """An episode is over and measured."""
-        params = {"added_params": added_params, "params": self._host_params + added_params}
-        self._emit(EventType.EPISODE_ENDED, {"val_score": val_score, "test_score": test_score, **params}, host)
-
-    def _emit(
-        self,
-        event_type: EventType,
-        payload: Mapping[str, object],
-        host: int,
-        severity: Severity = Severity.INFO,
-        slot_id: str | None = None,
-    ) -> None:
-        self._hub.emit(TelemetryEvent(event_type, payload, severity, host, slot_id))
+        params = self._host_params + added_params
+        payload = EpisodeEnded(val_score=val_score, test_score=test_score, added_params=added_params, params=params)
+        self._hub.tell(payload, env_id=host)

@@ -121,3 +121,31 @@ def test_mask_hit_rates_count_decisions_in_which_something_was_forbidden() -> No
     rates = mask_hit_rates(agent.spec, selected, active)
     assert rates == pytest.approx({"slot": 0.0, "blueprint": 0.0, "blend": 0.0, "op": 1 / 8})
     assert set(agent.update()["mask_hit_rates"]) == set(HEAD_NAMES)
+
+
+def test_statistics_of_heads_agree_with_those_of_all() -> None:
+    metrics = agent_with_round(recurrent_n_epochs=2, target_kl=None, lr=3e-2).update()
+    assert max(metrics["head_ratio_max"].values()) == pytest.approx(metrics["ratio_max"])
+    assert min(metrics["head_ratio_min"].values()) == pytest.approx(metrics["ratio_min"])
+    assert metrics["round_ratio_low"] < 1 < metrics["round_ratio_high"]
+    assert 0 < max(metrics["head_clip_fractions"].values()) <= 1
+    assert min(metrics["head_clip_fractions"].values()) <= metrics["clip_fraction"]
+
+
+def test_a_head_is_judged_where_masks_leave_it_a_choice() -> None:
+    agent = agent_with_round()
+    agent.buffer.masks["blend"][:] = False
+    agent.buffer.masks["blend"][..., 0] = True
+    agent.buffer.actions[..., HEAD_NAMES.index("blend")] = 0
+    metrics = agent.update()
+    assert (metrics["head_choices"]["blend"], metrics["head_choice_entropies"]["blend"]) == (0, 0.0)
+    assert metrics["head_choices"]["op"] > 0
+    # steps without a choice, whose entropy is 0, do not count
+    assert metrics["head_choice_entropies"]["op"] >= metrics["head_entropies"]["op"][0] - 1e-6
+
+
+def test_the_error_of_the_critic_falls_on_the_round_it_learned_from() -> None:
+    metrics = agent_with_round(recurrent_n_epochs=4, target_kl=None, lr=3e-3).update()
+    assert metrics["value_mse_after"] < metrics["value_mse_before"]
+    assert metrics["advantage_min_prenorm"] < metrics["advantage_mean_prenorm"] < metrics["advantage_max_prenorm"]
+    assert 0 < metrics["advantage_positive_share"] < 1

@@ -61,7 +61,7 @@ def test_every_number_has_a_range() -> None:
         ("tasks", (), "at least one task"),
         ("tasks", ("digits", "digits"), "twice"),
         ("executor", "warp", "unknown executor 'warp'; choose one of: auto, loop, stacked"),
-        ("telemetry", "loud", "choose one of: off, normal, debug"),
+        ("telemetry", "loud", "choose one of: off, minimal, normal, debug"),
         ("lr_schedule", "cosine", "choose one of: constant, linear"),
         ("precision", "float8", "unknown precision 'float8'; choose one of: float32, bfloat16, float16"),
         ("host_devices", ("tpu",), "'cpu', 'cuda' or 'cuda:<number>'; got 'tpu'"),

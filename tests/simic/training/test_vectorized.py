@@ -127,7 +127,7 @@ def test_events_of_hosts_tell_where_and_when(straight: Path, tmp_path: Path) -> 
         starts = [event for event in events(folder) if event["type"] == "episode_started"]
         hosts = [(task, 4 * index + host) for index, task in enumerate(tasks) for host in range(4)]
         assert [(event["payload"]["task"], event["env_id"]) for event in starts] == hosts * rounds
-        assert [event["payload"]["round"] for event in starts[:: len(hosts)]] == [*range(1, rounds + 1)]
+        assert [event["round"] for event in starts[:: len(hosts)]] == [*range(1, rounds + 1)]
         assert len({event["payload"]["seed"] for event in starts}) == len(starts)
 
 

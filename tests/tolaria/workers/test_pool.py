@@ -223,7 +223,7 @@ def test_an_unexpected_error_in_a_worker_tells_where_it_came_from() -> None:
     reply = worker.answer(Request(1, Command.STEP, (WAIT,)))
     assert isinstance(reply.error, WorkerError)
     assert "open before anything else" in str(reply.error)
-    reply = worker.answer(Request(2, Command.OPEN, (b"no pickle", Shard(0, 1), False)))
+    reply = worker.answer(Request(2, Command.OPEN, (b"no pickle", Shard(0, 1), None)))
     assert reply.id == 2
     assert any("in a worker" in note for note in getattr(reply.error, "__notes__", []))
 

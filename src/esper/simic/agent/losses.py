@@ -78,11 +78,14 @@ class RatioStatistics(NamedTuple):
     ratio_max: Tensor
     ratio_min: Tensor
     all_finite: Tensor
+    head_clip_fractions: Tensor
+    head_ratio_max: Tensor
+    head_ratio_min: Tensor
 
 
 @torch.inference_mode()
 def ratio_statistics(log_ratio: Tensor, active: Tensor, valid: Tensor, clip_ratio: float) -> RatioStatistics:
-    """KL estimates, share of clipped ratios, and their extremes. Nothing here enters the loss.
+    """KL estimates, share of clipped ratios, and their extremes, `[]` or per head `[H]`. Nothing enters the loss.
 
     Per step and head k = (r - 1) - ln r, which is never negative and whose mean is the KL. The joint KL sums over
     heads, by the chain rule of a factored policy, and averages over steps; heads that did not matter add nothing.
@@ -90,12 +93,15 @@ def ratio_statistics(log_ratio: Tensor, active: Tensor, valid: Tensor, clip_rati
     ratio = log_ratio.exp()
     kl = log_ratio.expm1() - log_ratio  # unlike (ratio - 1), expm1 loses nothing when the ratio is close to 1
     steps = valid.sum().clamp(min=1)
-    clipped = (active & ((ratio - 1.0).abs() > clip_ratio)).sum() / active.sum().clamp(min=1)
+    clipped = active & ((ratio - 1.0).abs() > clip_ratio)
     return RatioStatistics(
         torch.where(active, kl, 0.0).sum() / steps,
         masked_mean(kl, active),
-        clipped,
+        clipped.sum() / active.sum().clamp(min=1),
         ratio.max(),
         ratio.min(),
         ratio.isfinite().all(),
+        masked_mean(clipped.to(ratio.dtype), active),
+        ratio.flatten(0, -2).amax(0),
+        ratio.flatten(0, -2).amin(0),
     )

@@ -45,15 +45,21 @@ from esper.simic.agent.losses import (
     ratio_statistics,
     value_loss,
 )
-from esper.simic.agent.network import Decision, FactoredRecurrentActorCritic, last_layer
+from esper.simic.agent.network import Decision, FactoredRecurrentActorCritic, NetworkOutput, last_layer
 from esper.simic.agent.optimizer import GradClipMode, build_optimizer, clip_gradients, parameter_units
 from esper.simic.agent.return_scale import ReturnScale
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.sequences import SequenceBatch, minibatches
-from esper.simic.agent.types import Hidden, PPOUpdateMetrics, TelemetryLevels, ValueDiagnostics
-from esper.simic.agent.update_log import MinibatchReport, UpdateLog, empty_metrics, fetch_report, value_diagnostics
+from esper.simic.agent.types import Hidden, PPOUpdateMetrics, TelemetryLevels, UpdateObserver, ValueDiagnostics
+from esper.simic.agent.update_log import (
+    MinibatchReport,
+    UpdateLog,
+    empty_metrics,
+    fetch_report,
+    round_statistics,
+    value_diagnostics,
+)
 from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
-from esper.simic.control.joint import joint_entropy, joint_kl
 from esper.simic.control.mask_counts import mask_hit_rates
 from esper.simic.control.normalization import RunningMeanStd
 
@@ -122,6 +128,8 @@ class PPOAgent:
     """Environment steps over which the entropy coefficient falls to its floor."""
     telemetry_config: TelemetryLevels | None = None
 
+    observer: UpdateObserver | None = field(default=None, init=False)
+    """Looks on during updates, if set; what is learned does not depend on it."""
     total_steps: int = field(default=0, init=False)
     """Environment steps learned from so far."""
     updates: int = field(default=0, init=False)
@@ -253,23 +261,15 @@ class PPOAgent:
     def _learn(self, batch: SequenceBatch, diagnostics: ValueDiagnostics) -> PPOUpdateMetrics:
         self._warn_of_stored_states(batch)
         coefficients = self._entropy_coefficients(batch)
-        before_logits, before_values = self._replay(batch)
+        before = self._replay(batch)
         log = UpdateLog(self.spec)
-        self._run_epochs(batch, before_values, coefficients, log)
+        self._run_epochs(batch, before.values, coefficients, log)
         self.optimizer.zero_grad(set_to_none=True)
-        after_logits, _ = self._replay(batch)
-        real = batch.valid
-        masks = {name: mask[real] for name, mask in batch.masks.items()}
-        entropy = joint_entropy(self.spec, before_logits[real], masks).mean()
-        kl = joint_kl(self.spec, before_logits[real], after_logits[real], masks).mean()
-        scale, entropy, kl = torch.stack([self.return_scale.scale, entropy, kl]).tolist()
         return log.summary(
             diagnostics,
-            joint_entropy=entropy,
-            joint_kl=kl,
             entropy_coefs=coefficients,
             mask_hit_rates=mask_hit_rates(self.spec, batch.selected, batch.active),
-            return_scale=scale,
+            **round_statistics(self.spec, batch, before, self._replay(batch), self.return_scale.scale),
         )
 
     def _warn_of_stored_states(self, batch: SequenceBatch) -> None:
@@ -292,13 +292,13 @@ class PPOAgent:
         }
 
     @torch.no_grad()
-    def _replay(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+    def _replay(self, batch: SequenceBatch) -> NetworkOutput:
         """Logits and scaled values of the present network: the values are the centre of value clipping.
 
         Taken afresh and not from the buffer, so that they belong to the same weights and scale as the first step.
         """
-        output = self._base_network(batch.obs, batch.hidden)
-        return output.logits, output.values
+        output: NetworkOutput = self._base_network(batch.obs, batch.hidden)
+        return output
 
     def _run_epochs(
         self, batch: SequenceBatch, before_values: Tensor, coefficients: Mapping[str, float], log: UpdateLog
@@ -346,6 +346,9 @@ class PPOAgent:
         total = policy + self.value_coef * value - bonus
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
+        if self.observer is not None:
+            losses = {"policy": policy.detach(), "value": value.detach(), "total": total.detach()}
+            self.observer.minibatch(part, evaluation.log_probs.detach(), losses)
         norms = clip_gradients(self._units, self.max_grad_norm, self.grad_clip_mode)
         statistics = ratio_statistics(log_ratio.detach(), part.active, part.valid, self.clip_ratio)
         return fetch_report(policy, value, total, entropies, statistics, norms), log_ratio.detach()

@@ -1,10 +1,14 @@
 """Names for what passes between the parts of the learner, and the metrics that one update reports."""
 
-from typing import NotRequired, Protocol, TypedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
 from esper.simic.control.action_spec import ActionSpec
+
+if TYPE_CHECKING:
+    from esper.simic.agent.sequences import SequenceBatch
 
 Hidden = tuple[Tensor, Tensor]
 """LSTM state h and c, each `[layers, N, hidden]`."""
@@ -26,6 +30,17 @@ class TelemetryLevels(Protocol):
 
     def should_collect(self, level: str) -> bool:
         """Whether things of `level` are wanted."""
+        ...
+
+
+class UpdateObserver(Protocol):
+    """Whoever looks on while an update goes over its minibatches.
+
+    It may keep tensors; it must change none, draw no random numbers, and leave waiting for the device to later.
+    """
+
+    def minibatch(self, part: "SequenceBatch", log_probs: Tensor, losses: Mapping[str, Tensor]) -> None:
+        """Gradients of this minibatch are there, not yet clipped; `log_probs [G, L, H]` are the present policy's."""
         ...
 
 
@@ -51,6 +66,10 @@ class ValueDiagnostics(TypedDict):
     value_mse_before: float
     advantage_mean_prenorm: float
     advantage_std_prenorm: float
+    advantage_min_prenorm: float
+    advantage_max_prenorm: float
+    advantage_positive_share: float
+    """Share of the steps that turned out better than expected."""
     explained_variance: float
 
 
@@ -86,6 +105,20 @@ class PPOUpdateMetrics(ValueDiagnostics):
     """Per epoch, before clipping, for every head and `value`."""
     head_kls: dict[str, float]
     """Mean over the steps where the head mattered, in the last epoch."""
+    head_clip_fractions: dict[str, float]
+    """Share of the steps where the head mattered whose ratio was clipped."""
+    head_ratio_max: dict[str, float]
+    head_ratio_min: dict[str, float]
+    head_choices: dict[str, int]
+    """Steps where the head mattered and masks left it at least two options."""
+    head_choice_entropies: dict[str, float]
+    """Mean normalised entropy over those steps, before the update; 0 for a head without any."""
+    round_ratio_low: float
+    """Probability ratio of the whole update that 2 % of the round's choices are below ..."""
+    round_ratio_high: float
+    """... and that 2 % are above: a single rare action moves neither."""
+    value_mse_after: float
+    """`value_mse_before` again, after the update; both against the returns of this round."""
     joint_entropy: float
     """Exact entropy of the joint action in nats, before the update."""
     joint_kl: float

@@ -1,6 +1,7 @@
 """What an update reports: numbers of each minibatch, fetched from the device in one go, and their summary."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
@@ -8,10 +9,17 @@ import torch
 from torch import Tensor
 
 from esper.leyline import DIVISION_GUARD
-from esper.simic.agent.losses import RatioStatistics
+from esper.simic.agent.losses import RatioStatistics, masked_mean
+from esper.simic.agent.network import NetworkOutput
 from esper.simic.agent.optimizer import VALUE_UNIT, GradientNorms
+from esper.simic.agent.sequences import SequenceBatch
 from esper.simic.agent.types import EpochMetrics, GradientStats, PPOUpdateMetrics, ValueDiagnostics
+from esper.simic.control.action_masks import MaskedCategorical
 from esper.simic.control.action_spec import ActionSpec
+from esper.simic.control.joint import joint_entropy, joint_kl
+
+_WIDE = 0.98
+"""How much of a round's ratios lies below its high one, and above its low one."""
 
 
 class MinibatchReport(NamedTuple):
@@ -20,6 +28,9 @@ class MinibatchReport(NamedTuple):
     scalars: dict[str, float]
     entropies: list[float]
     head_kls: list[float]
+    head_clip_fractions: list[float]
+    head_ratio_max: list[float]
+    head_ratio_min: list[float]
     grad_norms: list[float]
     """Per head, then value, then trunk."""
 
@@ -52,7 +63,8 @@ def fetch_report(
         "total_grad_norm": norms.total,
         "post_clip_grad_norm": norms.post_clip,
     }
-    parts = [torch.stack(list(scalars.values())), entropies, ratios.head_kls, norms.units]
+    per_head = (ratios.head_kls, ratios.head_clip_fractions, ratios.head_ratio_max, ratios.head_ratio_min)
+    parts = [torch.stack(list(scalars.values())), entropies, *per_head, norms.units]
     numbers = iter(torch.cat(parts).tolist())
     first, *lists = ([next(numbers) for _ in part] for part in parts)
     return MinibatchReport(dict(zip(scalars, first, strict=True)), *lists)
@@ -77,10 +89,44 @@ def value_diagnostics(values: Tensor, returns: Tensor, advantages: Tensor) -> Va
         "value_mse_before": (returns - values).square().mean(),
         "advantage_mean_prenorm": advantages.mean(),
         "advantage_std_prenorm": advantages.std(correction=0),
+        "advantage_min_prenorm": advantages.min(),
+        "advantage_max_prenorm": advantages.max(),
+        "advantage_positive_share": (advantages > 0).float().mean(),
         "explained_variance": explained,
     }
     fetched = torch.stack(list(numbers.values())).tolist()
     return cast("ValueDiagnostics", dict(zip(numbers, fetched, strict=True)))
+
+
+@torch.no_grad()
+def round_statistics(
+    spec: ActionSpec, batch: SequenceBatch, before: NetworkOutput, after: NetworkOutput, scale: Tensor
+) -> dict[str, Any]:
+    """How the policy and the values of a whole round changed in an update, in one transfer."""
+    real = batch.valid
+    masks = {name: mask[real] for name, mask in batch.masks.items()}
+    choices = batch.active & (batch.selected.sum(-1) > 1)
+    old, new = (MaskedCategorical(output.logits, batch.selected, validate=False) for output in (before, after))
+    entropies = old.normalized_entropy()
+    change = (new.log_prob(batch.actions) - old.log_prob(batch.actions))[batch.active]
+    moved = change.float().exp().nan_to_num(torch.inf)
+    low, high = moved.quantile(moved.new_tensor([1 - _WIDE, _WIDE])).unbind()
+    scalars = {
+        "return_scale": scale,
+        "round_ratio_low": low,
+        "round_ratio_high": high,
+        "joint_entropy": joint_entropy(spec, before.logits[real], masks).mean(),
+        "joint_kl": joint_kl(spec, before.logits[real], after.logits[real], masks).mean(),
+        "value_mse_after": (batch.returns - after.values * scale)[real].square().mean(),
+    }
+    parts = [torch.stack(list(scalars.values())), masked_mean(entropies, choices), choices.flatten(0, -2).sum(0)]
+    numbers = iter(torch.cat(parts).tolist())
+    values = dict(zip(scalars, numbers, strict=False))
+    head_entropies = {name: next(numbers) for name in spec.names}
+    return values | {
+        "head_choice_entropies": head_entropies,
+        "head_choices": {name: int(next(numbers)) for name in spec.names},
+    }
 
 
 @dataclass(slots=True)
@@ -100,6 +146,16 @@ class UpdateLog:
     def _scalar(self, name: str) -> list[float]:
         """The mean of a scalar over the minibatches of each epoch."""
         return [_mean([report.scalars[name] for report in epoch]) for epoch in self.epochs if epoch]
+
+    def _by_head(
+        self,
+        pick: Literal["head_clip_fractions", "head_ratio_max", "head_ratio_min"],
+        reduce: Callable[[list[float]], float],
+        default: float,
+    ) -> dict[str, float]:
+        """Per head one number over all minibatches."""
+        rows = [getattr(report, pick) for epoch in self.epochs for report in epoch]
+        return {name: reduce([row[i] for row in rows]) if rows else default for i, name in enumerate(self.spec.names)}
 
     def _by_name(self, pick: Literal["entropies", "head_kls", "grad_norms"]) -> dict[str, list[float]]:
         """Per head (or unit) the mean of a list over the minibatches of each epoch."""
@@ -137,6 +193,9 @@ class UpdateLog:
             "head_entropies": self._by_name("entropies"),
             "head_grad_norms": self._by_name("grad_norms"),
             "head_kls": {name: _last(kls) for name, kls in self._by_name("head_kls").items()},
+            "head_clip_fractions": self._by_head("head_clip_fractions", _mean, 0.0),
+            "head_ratio_max": self._by_head("head_ratio_max", max, 1.0),
+            "head_ratio_min": self._by_head("head_ratio_min", min, 1.0),
             "total_grad_norm": _mean([report.scalars["total_grad_norm"] for report in reports]),
             "post_clip_grad_norm": _mean([report.scalars["post_clip_grad_norm"] for report in reports]),
             "gradient_stats": self._gradient_stats(reports),
@@ -166,6 +225,11 @@ def empty_metrics(spec: ActionSpec, return_scale: float) -> PPOUpdateMetrics:
         nothing,
         joint_entropy=0.0,
         joint_kl=0.0,
+        value_mse_after=0.0,
+        round_ratio_low=1.0,
+        round_ratio_high=1.0,
+        head_choices=dict.fromkeys(spec.names, 0),
+        head_choice_entropies=none_per_head,
         entropy_coefs=none_per_head,
         mask_hit_rates=none_per_head,
         return_scale=return_scale,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline import DIVISION_GUARD, POINTS, EventType, Severity, TelemetryEvent
+from esper.leyline import DIVISION_GUARD, POINTS
 from esper.nissa import Hub
+from esper.nissa.events import RansomwareSuspected, RewardHackingSuspected
 from esper.simic.rewards.config import ChecksConfig
 from esper.tolaria import Outcome
 
@@ -69,18 +70,17 @@ def check_seeds(outcome: Outcome, config: ChecksConfig) -> GamingFlags:
 def emit_flags(flags: GamingFlags, outcome: Outcome, hub: Hub, first_env: int = 0) -> None:
     """Tell `hub` of every flagged seed; host n of `outcome` is environment `first_env` + n."""
     kinds = (
-        (EventType.RANSOMWARE_SUSPECTED, flags.ransomware),
-        (EventType.REWARD_HACKING_SUSPECTED, flags.hacking),
+        (RansomwareSuspected, flags.ransomware),
+        (RewardHackingSuspected, flags.hacking),
     )
     after = outcome.after
-    for event_type, flagged in kinds:
+    for suspicion, flagged in kinds:
         for host, slot in flagged.nonzero().tolist():
             ratio = float(flags.ratio[host, slot])
-            payload = {
-                "epoch": int(after.signals.epoch[host]),
-                "contribution": POINTS * float(after.table.contribution[host, slot]),
-                "total_improvement": POINTS * float(after.table.improvement[host, slot]),
-                "ratio": None if ratio != ratio else ratio,
-            }
-            slot_id = after.sites[slot].slot_id
-            hub.emit(TelemetryEvent(event_type, payload, Severity.WARNING, first_env + host, slot_id))
+            payload = suspicion(
+                epoch=int(after.signals.epoch[host]),
+                contribution=POINTS * float(after.table.contribution[host, slot]),
+                total_improvement=POINTS * float(after.table.improvement[host, slot]),
+                ratio=None if ratio != ratio else ratio,
+            )
+            hub.tell(payload, env_id=first_env + host, slot_id=after.sites[slot].slot_id)

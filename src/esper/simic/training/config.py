@@ -13,6 +13,7 @@ from esper.leyline import (
     DEFAULT_VALUE_CLIP,
     DEFAULT_VALUE_COEF,
     ENTROPY_COLLAPSE,
+    GRADIENT_DRIFT,
     KL_ANOMALY,
     MAX_RATIO,
     MIN_EXPLAINED_VARIANCE,
@@ -21,6 +22,7 @@ from esper.leyline import (
     unknown_name,
 )
 from esper.simic.rewards import RewardConfig, RewardFamily, check_gammas
+from esper.simic.telemetry import LEVELS
 from esper.simic.training.config_json import from_plain, to_plain
 from esper.tamiyo import controller_names
 from esper.tolaria import ComputeSettings, EpisodeSettings, TrackerSettings, executor_names, find_task
@@ -33,7 +35,10 @@ GROWTH_REWARD = RewardConfig(
 )
 """Pays the objective at the end. Paid as it changes it sums to the same, but a value function then has to predict a
 whole learning curve, and its error in that is larger than what decisions bring."""
-TELEMETRY_LEVELS = ("off", "normal", "debug")
+KL_TARGETS = 4.0
+"""An update stops by itself at 1.5 times its target; this many times it shows that stopping did not help."""
+IMITATED_ENTROPY = 0.01
+"""A policy that imitated a teacher has decided from its first round on: only less than this is a collapse there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class TrainingConfig:
     """Whether the passes of hosts are compiled, which pays for large hosts; needs the executor loop."""
     host_devices: tuple[str, ...] = DEFAULT_COMPUTE.devices
     """Where hosts train, shared out over these devices; all but the CPU alone needs the executor loop."""
-    telemetry: Literal["off", "normal", "debug"] = "normal"
+    telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
     """How much is recorded; what is learned does not depend on it."""
 
     price: float | tuple[float, float] = (0.01, 0.1)
@@ -166,10 +171,15 @@ class TrainingConfig:
     """Probability ratios below this are an anomaly."""
     anomaly_min_explained_variance: float = MIN_EXPLAINED_VARIANCE
     """Explained variance below this is an anomaly."""
-    anomaly_entropy_limit: float = ENTROPY_COLLAPSE
-    """Normalised entropy of a head below this is an anomaly."""
-    anomaly_kl_limit: float = KL_ANOMALY
-    """A change of the policy above this is an anomaly."""
+    anomaly_entropy_limit: float | None = None
+    """Normalised entropy of a head below this is an anomaly; not given: 0.1, or 0.01 after a teacher's lesson."""
+    anomaly_kl_limit: float | None = None
+    """A change of the policy by one update above this many nats is an anomaly; not given: 0.1, or four times
+    target_kl if that is more."""
+    anomaly_drift_limit: float = GRADIENT_DRIFT
+    """A gradient norm off its running mean by more than so many times that mean is an anomaly."""
+    critic_rounds: int = 10
+    """Rounds before anything is expected of the critic."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -197,7 +207,7 @@ class TrainingConfig:
             raise InputError(f"tasks names a task twice: {', '.join(self.tasks)}")
         if self.teacher is not None and self.teacher not in controller_names():
             raise unknown_name("teacher", self.teacher, controller_names())
-        choices = {"executor": executor_names(), "telemetry": TELEMETRY_LEVELS, "lr_schedule": ("constant", "linear")}
+        choices = {"executor": executor_names(), "telemetry": LEVELS, "lr_schedule": ("constant", "linear")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise unknown_name(name, getattr(self, name), allowed)
@@ -252,9 +262,20 @@ class TrainingConfig:
             "max_ratio_threshold": self.anomaly_max_ratio_threshold,
             "min_ratio_threshold": self.anomaly_min_ratio_threshold,
             "min_explained_variance": self.anomaly_min_explained_variance,
-            "entropy_limit": self.anomaly_entropy_limit,
-            "kl_limit": self.anomaly_kl_limit,
+            "entropy_limit": self._entropy_limit(),
+            "kl_limit": self._kl_limit(),
+            "drift_limit": self.anomaly_drift_limit,
         }
+
+    def _entropy_limit(self) -> float:
+        if self.anomaly_entropy_limit is not None:
+            return self.anomaly_entropy_limit
+        return ENTROPY_COLLAPSE if self.teacher is None else IMITATED_ENTROPY
+
+    def _kl_limit(self) -> float:
+        if self.anomaly_kl_limit is not None:
+            return self.anomaly_kl_limit
+        return max(KL_ANOMALY, KL_TARGETS * (self.target_kl or 0.0))
 
     def to_dict(self) -> dict[str, Any]:
         """As built-in types."""
@@ -325,6 +346,8 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("anomaly_min_explained_variance", -_INFINITY, 1, False, True),
     ("anomaly_entropy_limit", 0, 1, True, True),
     ("anomaly_kl_limit", 0, _INFINITY, False, False),
+    ("anomaly_drift_limit", 0, _INFINITY, False, False),
+    ("critic_rounds", 0, _INFINITY, True, False),
 )
 """Field, lowest and highest value, and whether each of them is itself allowed."""
 

@@ -2,14 +2,44 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.leyline import Op
+from esper.leyline import NUM_BLUEPRINTS, SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, Op
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.control import RunningMeanStd
 from esper.simic.training.world import GrowthWorld, Transition
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTable:
+    """The episodes of a round one by one: fields `[N]`, NaN where an episode was dropped."""
+
+    score: Tensor
+    """Quality of the committed network on validation."""
+    objective: Tensor
+    twin_objective: Tensor
+    price: Tensor
+    added_params: Tensor
+    kept: Tensor
+    returns: Tensor
+    ops: Tensor
+    """`[N, O]`."""
+    components: Mapping[str, Tensor]
+    dropped: Tensor
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One by one, in plain types."""
+        names = ("objective", "twin_objective", "price", "added_params", "kept")
+        columns: dict[str, list[Any]] = {name: getattr(self, name).tolist() for name in names}
+        columns |= {"val_score": self.score.tolist(), "return_": self.returns.tolist()}
+        columns["dropped"] = self.dropped.tolist()
+        columns["ops"] = [{op.name: int(row[op]) for op in Op} for row in self.ops.tolist()]
+        terms = {name: term.tolist() for name, term in self.components.items()}
+        columns["components"] = [{name: term[host] for name, term in terms.items()} for host in range(len(self.score))]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +62,10 @@ class RoundOutcome:
     """`[N]`: rewards summed over each episode."""
     dropped: int
     """Episodes that were lost with their workers."""
+    episodes: EpisodeTable
+    seed_epochs: Tensor
+    """`[B + 1, 4]`: per blueprint id, epochs of seeds with a measured gradient, with a vanishing and with an exploding
+    one, and with a measured contribution."""
 
 
 class _Tally:
@@ -42,7 +76,9 @@ class _Tally:
         self.ops = torch.zeros(world.num_envs, len(Op))
         self.returns = torch.zeros(world.num_envs)
         self.components: dict[str, Tensor] = {}
-        self.objective, self.twin, self.params, self.kept = torch.full((4, world.num_envs), torch.nan)
+        unknown = torch.full((6, world.num_envs), torch.nan)
+        self.objective, self.twin, self.params, self.kept, self.score, self.price = unknown
+        self.seed_epochs = torch.zeros(NUM_BLUEPRINTS + 1, 4, dtype=torch.int64)
         self.dropped = torch.zeros(world.num_envs, dtype=torch.bool)
 
     def add(self, actions: Tensor, step: Transition, running: Tensor) -> None:
@@ -58,9 +94,36 @@ class _Tally:
             (self.twin, step.twin_objective),
             (self.params, step.added_params),
             (self.kept, step.kept),
+            (self.score, step.score),
+            (self.price, step.price),
         ):
             mine[ended] = theirs[ended].to(torch.float32)
+        self._count_seeds(step, running)
         self.dropped |= running & step.dropped
+
+    def _count_seeds(self, step: Transition, running: Tensor) -> None:
+        norms, ids = step.seed_grad_norm[running], step.blueprint[running]
+        kinds = (
+            norms.isfinite(),
+            norms < SEED_VANISHING_GRADIENT,
+            norms > SEED_EXPLODING_GRADIENT,
+            step.contribution[running].isfinite(),
+        )
+        self.seed_epochs.index_add_(0, ids.flatten(), torch.stack(kinds, -1).flatten(0, 1).long())
+
+    def _episodes(self) -> EpisodeTable:
+        return EpisodeTable(
+            self.score,
+            self.objective,
+            self.twin,
+            self.price,
+            self.params,
+            self.kept,
+            self.returns,
+            self.ops,
+            self.components,
+            self.dropped,
+        )
 
     def outcome(self) -> RoundOutcome:
         """The means."""
@@ -76,6 +139,8 @@ class _Tally:
             {name: float(term[whole].mean()) for name, term in self.components.items()},
             self.returns,
             int(self.dropped.sum()),
+            self._episodes(),
+            self.seed_epochs,
         )
 
 

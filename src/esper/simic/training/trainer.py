@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 
-from esper.leyline import HEAD_NAMES, EsperError, EventType, InputError, SlotConfig, TelemetryEvent
+from esper.leyline import HEAD_NAMES, EsperError, InputError, SlotConfig
 from esper.nissa import Hub
+from esper.nissa.events import CheckpointSaved, LessonCompleted, RoundCompleted, RunStarted
 from esper.simic.agent.checkpoint import load_checkpoint, pack_checkpoint
 from esper.simic.agent.cloning import clone
 from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.telemetry import Anomaly
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.controller import LearnedController, fresh_normalizer, restore_normalizer
+from esper.simic.training.instruments import Instruments
 from esper.simic.training.rounds import RoundOutcome, collect_round
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.world import GrowthWorld
@@ -49,6 +52,7 @@ class RoundReport:
     outcome: RoundOutcome
     metrics: PPOUpdateMetrics
     seconds: float
+    anomalies: tuple[Anomaly, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class Trainer:
     ) -> None:
         self.config = config
         self._folder = folder
-        self._hub = hub or Hub()
+        self._instruments = Instruments(config, hub or Hub())
         self._watch = watch
         self._should_stop = should_stop
         self.round = 0
@@ -111,7 +115,7 @@ class Trainer:
     def _open_world(self, config: TrainingConfig) -> GrowthWorld:
         self._world_config = config
         with torch.random.fork_rng(devices=[]):  # a run goes on the same whether its world is new or resumed
-            return GrowthWorld(config, self._hub if config.telemetry != "off" else None)
+            return GrowthWorld(config, self._instruments.world_hub)
 
     def _enter_phase(self) -> None:
         """Go on in another world if the curriculum says so."""
@@ -124,8 +128,11 @@ class Trainer:
         start = time.perf_counter()
         self._enter_phase()
         self._set_learning_rate()
+        self._instruments.begin(self.round + 1, self.agent, self.world)
         outcome = collect_round(self.agent, self.normalizer, self.world, self.round, self._check_interrupt)
+        self._instruments.collected(outcome, self.agent, self.world)
         metrics = self.agent.update(obs_normalizer=self.normalizer)
+        anomalies = self._instruments.updated(metrics, self.agent)
         self.round += 1
         for name in HEAD_NAMES:
             entropies = metrics["head_entropies"].get(name) or [float("nan")]
@@ -138,6 +145,7 @@ class Trainer:
             outcome,
             metrics,
             time.perf_counter() - start,
+            anomalies,
         )
 
     def _validation_due(self) -> bool:
@@ -158,7 +166,7 @@ class Trainer:
         if not self.baselines:
             self.baselines = {name: self._mean_objectives(make_controller(name)) for name in _BASELINES}
             self._remember()
-        self._emit(EventType.RUN_STARTED, {"config": self.config.to_dict(), "baselines": self.baselines})
+        self._instruments.tell(RunStarted(config=self.config.to_dict(), baselines=self.baselines))
 
     def _mean_objectives(self, controller: Controller) -> dict[str, float]:
         seeds = range(FIRST_VALIDATION_SEED, FIRST_VALIDATION_SEED + self.config.validation_episodes)
@@ -196,13 +204,16 @@ class Trainer:
             buffer.obs.copy_(self.normalizer.normalize(buffer.raw_obs))
             losses = clone(self.agent, self.config.lesson_passes, self.config.lesson_lr, self.config.op_bias)
             self._lessons += 1
-            payload = {"gain": dict(outcome.gain), "first_loss": losses[0], "last_loss": losses[-1]}
-            self._emit(EventType.LESSON_COMPLETED, {"lesson": self._lessons, **payload})
+            self._instruments.tell(
+                LessonCompleted(
+                    lesson=self._lessons, gain=dict(outcome.gain), first_loss=losses[0], last_loss=losses[-1]
+                )
+            )
             self._remember()
             self._checkpoint()
 
     def _record(self, report: RoundReport) -> None:
-        entry = {
+        entry: dict[str, Any] = {
             "round": report.round,
             "objective": dict(report.outcome.objective),
             "gain": dict(report.outcome.gain),
@@ -219,7 +230,7 @@ class Trainer:
             "advantage_std": report.metrics["advantage_std_prenorm"],
         }
         self.history.append(entry)
-        self._emit(EventType.ROUND_COMPLETED, {**entry, "seconds": report.seconds})
+        self._instruments.tell(RoundCompleted(**entry, seconds=report.seconds))
         self._watch(report)
 
     def _remember(self) -> None:
@@ -230,6 +241,7 @@ class Trainer:
         """Save what was remembered last."""
         if self._folder is not None:
             self._folder.save(*self._whole, self.config.keep_checkpoints)
+            self._instruments.tell(CheckpointSaved(round=self._whole[0]))
 
     def _extra(self) -> dict[str, Any]:
         return {
@@ -240,6 +252,7 @@ class Trainer:
             "lessons": self._lessons,
             "baselines": self.baselines,
             "history": self.history,
+            "instruments": self._instruments.state_dict(),
         }
 
     def _check_interrupt(self) -> None:
@@ -259,6 +272,7 @@ class Trainer:
         self.normalizer = restore_normalizer(extra["normalizer"], self.agent.state_dim)
         self.round, self._best, self._lessons = extra["round"], extra["best"], extra["lessons"]
         self.baselines, self.history = extra["baselines"], extra["history"]
+        self._instruments.load_state_dict(extra["instruments"])
         torch.set_rng_state(extra["rng"])
 
     def _make_agent(self) -> PPOAgent:
@@ -281,7 +295,3 @@ class Trainer:
         progress = self.round / self.config.rounds if self.config.lr_schedule == "linear" else 0.0
         for group in self.agent.optimizer.param_groups:
             group["lr"] = self.config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress)
-
-    def _emit(self, event_type: EventType, payload: Mapping[str, object]) -> None:
-        if self.config.telemetry != "off":
-            self._hub.emit(TelemetryEvent(event_type, payload))

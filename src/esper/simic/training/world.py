@@ -19,6 +19,7 @@ from esper.tamiyo import Controller, make_controller
 from esper.tolaria import (
     Environment,
     Shard,
+    Situation,
     Step,
     WorkerPool,
     choose_executor,
@@ -54,6 +55,15 @@ class Transition:
     """That the network has at this time."""
     kept: Tensor
     """Seeds kept for good so far."""
+    score: Tensor
+    """Of the committed network on validation; NaN before the episode's end."""
+    price: Tensor
+    blueprint: Tensor
+    """`[N, S]`: id of the seed's; 0 where there is no seed."""
+    seed_grad_norm: Tensor
+    """`[N, S]`: in this epoch; NaN where there is no seed."""
+    contribution: Tensor
+    """`[N, S]`: in this epoch; NaN where none was measured."""
 
 
 class GrowthWorld:
@@ -176,6 +186,15 @@ class GrowthWorld:
         """`values [N]`, task by task."""
         return dict(zip(self.tasks, values.split(self._per_task), strict=True))
 
+    def situations(self) -> dict[str, Situation]:
+        """What is known of the hosts of each task now."""
+        return {task: env.situation for task, env in zip(self.tasks, self._envs, strict=True)}
+
+    def tell_from(self, least: Severity) -> None:
+        """Have hosts tell of nothing below `least`, from their next episodes on."""
+        for relay in self._relays:
+            relay.source.least = least
+
     @property
     def dropped_episodes(self) -> int:
         """Unfinished episodes that were lost with their workers."""
@@ -224,6 +243,11 @@ def _transition(step: Step) -> Transition:
         twin_objective=torch.full_like(ended, torch.nan),
         added_params=table.added_params,
         kept=(table.stage == Stage.FOSSILIZED).sum(1),
+        score=outcome.final_score,
+        price=outcome.after.price,
+        blueprint=table.blueprint,
+        seed_grad_norm=torch.where(table.occupied, table.seed_grad_norm, torch.nan),
+        contribution=table.contribution,
     )
 
 
@@ -236,9 +260,9 @@ class _Relay:
     def __init__(self, hub: Hub, first: int, config: TrainingConfig) -> None:
         self._hub = hub
         self._first = first
-        self._least = Severity.DEBUG if config.telemetry == "debug" else Severity.INFO
         self._told = MemorySink()
-        self.source = Hub([self._told] if hub.listening else [])
+        least = Severity.DEBUG if config.telemetry == "debug" else Severity.INFO
+        self.source = Hub([self._told] if hub.listening else [], least)
         """What the task's hosts tell."""
         self.round = 0
         self.muted = False
@@ -246,9 +270,7 @@ class _Relay:
     def pass_on(self) -> None:
         """Hand over what has been told since the last time."""
         for event in [] if self.muted else self._told.events:
-            if event.severity >= self._least:
-                payload = {**event.payload, "round": self.round}
-                self._hub.emit(replace(event, env_id=self._first + (event.env_id or 0), payload=payload))
+            self._hub.emit(replace(event, env_id=self._first + (event.env_id or 0), round=self.round))
         self._told.events.clear()
 
 

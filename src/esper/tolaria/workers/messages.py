@@ -18,9 +18,9 @@ class Command(StrEnum):
     """What a worker can be asked for."""
 
     OPEN = "open"
-    """Factory (as bytes), shard, telemetry wanted? → `View`: make the hosts; always the first."""
+    """Factory (as bytes), shard, least severity of events or None → `View`: make the hosts; always the first."""
     RESET = "reset"
-    """Seeds, hosts of the shard → `View`: begin episodes."""
+    """Seeds, hosts of the shard, least severity of events → `View`: begin episodes."""
     STEP = "step"
     """`actions [n, 4]` → `Step`."""
     IDLE = "idle"

@@ -101,7 +101,7 @@ class WorkerPool:
         for worker, shard in enumerate(self._shards):
             mine = [(seed, host - shard.first_host) for seed, host in zip(given, chosen, strict=True) if host in shard]
             if mine:
-                questions[worker] = (Command.RESET, tuple(zip(*mine, strict=True)))
+                questions[worker] = (Command.RESET, (*zip(*mine, strict=True), self._hub.least))
         for worker, view in self._ask_surely(questions).items():
             self._views[worker] = view
             if len(questions[worker][1][1]) == self._shards[worker].num_hosts:
@@ -190,7 +190,8 @@ class WorkerPool:
         return [answers[worker] for worker in sorted(answers)]
 
     def _opening(self, worker: int) -> Question:
-        return Command.OPEN, (self._factory, self._shards[worker], self._hub.listening)
+        least = self._hub.least if self._hub.listening else None
+        return Command.OPEN, (self._factory, self._shards[worker], least)
 
     def _replace(self, worker: int, why: WorkerError) -> None:
         """A new worker, whose hosts begin new episodes, for one that is lost."""
@@ -203,7 +204,7 @@ class WorkerPool:
         self._workers[worker].close()
         self._workers[worker] = self._start(self._timeout)
         seeds = self._next_seeds(range(self.num_envs)[places])
-        for question in (self._opening(worker), (Command.RESET, (seeds, None))):
+        for question in (self._opening(worker), (Command.RESET, (seeds, None, self._hub.least))):
             answers, losses = self._exchange({worker: question})
             if losses:
                 raise WorkerError(f"worker {worker} was lost, and so was the one in its place: {losses[worker]}")

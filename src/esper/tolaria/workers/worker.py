@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from esper.leyline import EsperError, TelemetryEvent, WorkerError
+from esper.leyline import EsperError, Severity, TelemetryEvent, WorkerError
 from esper.nissa import Hub, MemorySink
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.workers.messages import Command, Reply, Request, Shard, View, from_bytes
@@ -20,6 +20,7 @@ class ShardWorker:
     def __init__(self) -> None:
         self._env: GrowthEnv | None = None
         self._told = MemorySink()
+        self._hub = Hub()
 
     def answer(self, request: Request) -> Reply:
         """Do what is asked."""
@@ -31,11 +32,12 @@ class ShardWorker:
 
     def _do(self, request: Request) -> Any:
         match request.command, request.arguments:
-            case Command.OPEN, (factory, shard, telemetry):
-                return self._open(factory, shard, telemetry)
+            case Command.OPEN, (factory, shard, least):
+                return self._open(factory, shard, least)
             case Command.CLOSE, ():
                 return self._hosts.close()
-            case Command.RESET, (seeds, hosts):
+            case Command.RESET, (seeds, hosts, least):
+                self._hub.least = least
                 self._hosts.reset(seeds, hosts=hosts)
                 return self._view()
             case Command.STEP, (actions,):
@@ -59,9 +61,10 @@ class ShardWorker:
             raise WorkerError("a worker must be asked to open before anything else")
         return self._env
 
-    def _open(self, factory: bytes, shard: Shard, telemetry: bool) -> View:
+    def _open(self, factory: bytes, shard: Shard, least: Severity | None) -> View:
         make: EnvFactory = from_bytes(factory)
-        self._env = make(shard, Hub([self._told] if telemetry else []))
+        self._hub = Hub([] if least is None else [self._told])
+        self._env = make(shard, self._hub)
         return self._view()
 
     def _view(self) -> View:

@@ -1,0 +1,314 @@
+"""What each kind of event carries: one record per kind, in one versioned schema.
+
+A record becomes the payload of a `TelemetryEvent`, which adds where and when. Numbers that are not known are None or
+NaN here and null in JSON. `SCHEMA_VERSION` rises when a field changes its meaning or goes; new fields do not raise it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from esper.leyline import EventType, InputError, Severity, TelemetryEvent
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """The content of one event; a field's name is its key, without a trailing underscore."""
+
+    kind: ClassVar[EventType]
+    severity: ClassVar[Severity] = Severity.INFO
+
+    def event(
+        self, *, env_id: int | None = None, slot_id: str | None = None, round_: int | None = None
+    ) -> TelemetryEvent:
+        """The event that carries this, as of now."""
+        payload = {spec.name.rstrip("_"): getattr(self, spec.name) for spec in fields(self)}
+        return TelemetryEvent(self.kind, payload, self.severity, env_id, slot_id, round_)
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> Self:
+        """From a payload, as read from a log; keys that a newer Esper added are left out."""
+        names = {spec.name.rstrip("_"): spec.name for spec in fields(cls)}
+        return cls(**{names[key]: value for key, value in payload.items() if key in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeStarted(Payload):
+    """A host begins an episode."""
+
+    kind = EventType.EPISODE_STARTED
+    task: str
+    seed: int
+    host_params: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochCompleted(Payload):
+    """A host has trained for an epoch."""
+
+    kind = EventType.EPOCH_COMPLETED
+    severity = Severity.DEBUG
+    epoch: int
+    train_loss: float
+    val_loss: float
+    val_score: float
+    params: int
+    slots: Sequence[Mapping[str, Any]]
+    """Per slot: its id, stage, blueprint, alpha, contribution (counterfactual) and what_if."""
+    rolled_back: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedTransition(Payload):
+    """A seed changed its stage."""
+
+    kind = EventType.SEED_TRANSITION
+    epoch: int
+    from_: str
+    to: str
+    blueprint: str | None
+    rolled_back: bool
+    contribution: float | None = None
+    """As last measured before this; None if it was not."""
+    params: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GovernorRollback(Payload):
+    """The governor undid an epoch of a host."""
+
+    kind = EventType.GOVERNOR_ROLLBACK
+    severity = Severity.WARNING
+    reason: str
+    panics: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeEnded(Payload):
+    """An episode is over; what only training knows is None elsewhere."""
+
+    kind = EventType.EPISODE_ENDED
+    val_score: float
+    added_params: int
+    params: int
+    test_score: float | None = None
+    """Training does not read the test split."""
+    task: str | None = None
+    steps: int | None = None
+    objective: float | None = None
+    twin_objective: float | None = None
+    """Of the twin that was left alone."""
+    price: float | None = None
+    kept: int | None = None
+    return_: float | None = None
+    """Rewards summed over the episode, less what the twin earned."""
+    ops: Mapping[str, int] | None = None
+    """How often each op was chosen."""
+    components: Mapping[str, float] | None = None
+    """Named terms of the reward, summed over the episode; the twin's are not taken off."""
+    dropped: bool = False
+    """Lost with its worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionsRecorded(Payload):
+    """All decisions of one episode: one entry per step in every list; None for a head that did not matter."""
+
+    kind = EventType.DECISIONS_RECORDED
+    op: Sequence[str]
+    slot: Sequence[str | None]
+    blueprint: Sequence[str | None]
+    blend: Sequence[str | None]
+    log_prob: Sequence[float]
+    """Of the joint action."""
+    value: Sequence[float]
+    """What the critic expected from here."""
+    reward: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Payload):
+    """A run begins, or goes on."""
+
+    kind = EventType.RUN_STARTED
+    config: Mapping[str, Any]
+    baselines: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonCompleted(Payload):
+    """A new policy has imitated its teacher."""
+
+    kind = EventType.LESSON_COMPLETED
+    lesson: int
+    gain: Mapping[str, float]
+    first_loss: float
+    last_loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCompleted(Payload):
+    """A round in means over its episodes."""
+
+    kind = EventType.ROUND_COMPLETED
+    round: int
+    objective: Mapping[str, float]
+    gain: Mapping[str, float]
+    validation: Mapping[str, float] | None
+    ops: Mapping[str, float]
+    kept: float
+    added_params: float
+    components: Mapping[str, float]
+    dropped: int
+    explained_variance: float
+    entropy: float
+    approx_kl: float
+    clip_fraction: float
+    advantage_std: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suspicion(Payload):
+    severity = Severity.WARNING
+    epoch: int
+    contribution: float
+    """Points."""
+    total_improvement: float
+    """Points."""
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RansomwareSuspected(_Suspicion):
+    """A seed matters much to a network that is worse than before it came."""
+
+    kind = EventType.RANSOMWARE_SUSPECTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardHackingSuspected(_Suspicion):
+    """A seed is credited with far more than the whole network has gained."""
+
+    kind = EventType.REWARD_HACKING_SUSPECTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateCompleted(Payload):
+    """One PPO update in numbers; docs/instruments.md says what each means."""
+
+    kind = EventType.UPDATE_COMPLETED
+    update: int
+    total_steps: int
+    learning_rate: float
+    policy_loss: float
+    value_loss: float
+    total_loss: float
+    entropy: float
+    joint_entropy: float
+    approx_kl: float
+    joint_kl: float
+    clip_fraction: float
+    ratio_max: float
+    ratio_min: float
+    round_ratio_low: float
+    round_ratio_high: float
+    explained_variance: float
+    total_grad_norm: float
+    post_clip_grad_norm: float
+    value_grad_norm: float
+    epochs_run: int
+    optimizer_steps: int
+    skipped_steps: int
+    early_stopped: bool
+    return_scale: float
+    values: Mapping[str, float]
+    """pred_mean, pred_std, mse_before, mse_after, return_mean, return_std, return_min, return_max."""
+    advantages: Mapping[str, float]
+    """mean, std, min, max before normalisation, and positive_share."""
+    heads: Mapping[str, Mapping[str, float]]
+    """Per head: entropy, choice_entropy, choices, kl, clip_fraction, ratio_max, ratio_min, grad_norm, entropy_coef,
+    mask_hit_rate."""
+    entropy_collapsed: Sequence[str]
+    """Heads below the limit."""
+    gradients: Mapping[str, float]
+    """Of the policy's last minibatch before clipping: norm, health, vanishing, exploding, nan, inf, zero; and drift."""
+    lstm: Mapping[str, float] | None
+    """State of the policy's memory over the round; None where it is not kept."""
+    seeds: Mapping[str, float]
+    """Epochs of seeds in the round: measured, with vanishing and with exploding gradients; suspected of gaming."""
+    level: str
+    """At which telemetry level this update ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnomalyDetected(Payload):
+    """An alarm."""
+
+    kind = EventType.ANOMALY_DETECTED
+    severity = Severity.WARNING
+    anomaly: str
+    message: str
+    advice: str
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateExamined(Payload):
+    """Debug records of one update."""
+
+    kind = EventType.UPDATE_EXAMINED
+    severity = Severity.DEBUG
+    ratios: Mapping[str, Mapping[str, Any]]
+    """Per head: the worst ratios of the last minibatch, where they are, and which actions they belong to."""
+    stability: Mapping[str, Any]
+    """Weights, gradients and losses of the last minibatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved(Payload):
+    """A checkpoint was written."""
+
+    kind = EventType.CHECKPOINT_SAVED
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsDropped(Payload):
+    """A sink was too slow: events are missing before this one."""
+
+    kind = EventType.EVENTS_DROPPED
+    severity = Severity.WARNING
+    sink: str
+    count: int
+
+
+_RECORDS: tuple[type[Payload], ...] = (
+    EpisodeStarted,
+    EpochCompleted,
+    SeedTransition,
+    GovernorRollback,
+    EpisodeEnded,
+    DecisionsRecorded,
+    RunStarted,
+    LessonCompleted,
+    RoundCompleted,
+    RansomwareSuspected,
+    RewardHackingSuspected,
+    UpdateCompleted,
+    AnomalyDetected,
+    UpdateExamined,
+    CheckpointSaved,
+    EventsDropped,
+)
+PAYLOADS: Mapping[EventType, type[Payload]] = {record.kind: record for record in _RECORDS}
+
+
+def payload_of(event: TelemetryEvent) -> Payload:
+    """The content of `event` as its record."""
+    try:
+        return PAYLOADS[event.event_type].of(event.payload)
+    except TypeError as error:
+        raise InputError(f"a {event.event_type.value} event is not as this Esper writes it: {error}") from None

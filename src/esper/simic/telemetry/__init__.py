@@ -1,0 +1,50 @@
+"""Diagnostics of the learning itself: alarms, gradients, the policy's memory, debug records, a profiler."""
+
+from esper.simic.telemetry.anomaly_detector import (
+    ADVICE,
+    Anomaly,
+    AnomalyDetector,
+    AnomalyKind,
+    AnomalyReport,
+    SeedEpochs,
+)
+from esper.simic.telemetry.debug_records import NumericalStabilityReport, RatioExplosionDiagnostic
+from esper.simic.telemetry.emitters import anomaly_event, update_event
+from esper.simic.telemetry.gradient_collector import (
+    AsyncGradientStats,
+    GradientHealth,
+    SeedGradientCollector,
+    materialize_grad_stats,
+)
+from esper.simic.telemetry.gradient_ema import GradientDrift, GradientEMATracker
+from esper.simic.telemetry.levels import DEFAULT_ESCALATION, LEVELS, TelemetryConfig
+from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
+from esper.simic.telemetry.profiler import profiled, profiler_activities
+from esper.simic.telemetry.update_watcher import UpdateWatcher
+
+__all__ = [
+    "ADVICE",
+    "DEFAULT_ESCALATION",
+    "LEVELS",
+    "Anomaly",
+    "AnomalyDetector",
+    "AnomalyKind",
+    "AnomalyReport",
+    "AsyncGradientStats",
+    "GradientDrift",
+    "GradientEMATracker",
+    "GradientHealth",
+    "LSTMHealth",
+    "NumericalStabilityReport",
+    "RatioExplosionDiagnostic",
+    "SeedEpochs",
+    "SeedGradientCollector",
+    "TelemetryConfig",
+    "UpdateWatcher",
+    "anomaly_event",
+    "compute_lstm_health",
+    "materialize_grad_stats",
+    "profiled",
+    "profiler_activities",
+    "update_event",
+]

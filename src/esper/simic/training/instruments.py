@@ -1,0 +1,237 @@
+"""The instruments of a run: what the trainer tells them, they turn into events and alarms. Nothing here decides."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina import Site, find_blueprint
+from esper.leyline import Blend, EventType, Op, Severity, TelemetryEvent
+from esper.nissa import Hub
+from esper.nissa.events import DecisionsRecorded, EpisodeEnded, Payload, UpdateExamined
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.telemetry import (
+    Anomaly,
+    AnomalyDetector,
+    AnomalyReport,
+    GradientDrift,
+    GradientEMATracker,
+    LSTMHealth,
+    SeedEpochs,
+    TelemetryConfig,
+    UpdateWatcher,
+    anomaly_event,
+    compute_lstm_health,
+    update_event,
+)
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.rounds import EpisodeTable, RoundOutcome
+from esper.simic.training.world import GrowthWorld
+
+_SUSPICIONS = (EventType.RANSOMWARE_SUSPECTED, EventType.REWARD_HACKING_SUSPECTED)
+_DIGITS = 6
+"""Decimals of the numbers in decision records: enough to read, and a third of the bytes."""
+
+
+class Instruments:
+    """Watches one run. The trainer calls `begin`, `collected` and `updated` in every round, in this order."""
+
+    def __init__(self, config: TrainingConfig, hub: Hub) -> None:
+        self.levels = TelemetryConfig(config.telemetry)
+        self._detector = AnomalyDetector(**config.to_anomaly_kwargs())
+        self._tracker = GradientEMATracker(limit=self._detector.drift_limit)
+        self._rounds = config.rounds
+        self._critic_rounds = config.critic_rounds
+        self._hub = hub
+        self._suspects = _SuspectCounter()
+        self._watcher: UpdateWatcher | None = None
+        self._round = 0
+        self._seeds = SeedEpochs()
+        self._lstm: LSTMHealth | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is recorded at all."""
+        return self.levels.level != "off"
+
+    @property
+    def world_hub(self) -> Hub | None:
+        """Where hosts tell what happens to them."""
+        return Hub([_Forward(self._hub, self._rounds), self._suspects]) if self.enabled else None
+
+    def tell(self, payload: Payload, *, env_id: int | None = None) -> None:
+        """Record something, if anything is recorded."""
+        if self.enabled:
+            self._hub.tell(payload, env_id=env_id, round_=self._round or None)
+
+    def begin(self, round_number: int, agent: PPOAgent, world: GrowthWorld) -> None:
+        """A round is about to be played."""
+        self._round = round_number
+        if not self.enabled:
+            return
+        if self._watcher is None or self._watcher.agent is not agent:
+            limits = self._detector.max_ratio_threshold, self._detector.min_ratio_threshold
+            self._watcher = UpdateWatcher(agent, self.levels, *limits)
+        agent.telemetry_config, agent.observer = self.levels, self._watcher
+        least = self.levels.host_events
+        world.tell_from(Severity.WARNING if least is None or not self._hub.listening else least)
+        self._suspects.count = 0
+
+    def collected(self, outcome: RoundOutcome, agent: PPOAgent, world: GrowthWorld) -> None:
+        """Its episodes are in the agent's buffer."""
+        if not self.enabled:
+            return
+        self._seeds = _seed_epochs(outcome.seed_epochs, world, self._suspects.count)
+        buffer = agent.buffer
+        kept = buffer.hidden_storage == "all"
+        states = (buffer.hidden_h[:, : buffer.num_steps], buffer.hidden_c[:, : buffer.num_steps])
+        self._lstm = compute_lstm_health(states if kept else None)
+        if self.levels.should_collect("normal") and self._hub.hears(Severity.INFO):
+            self._tell_episodes(outcome.episodes, agent, world)
+
+    def updated(self, metrics: PPOUpdateMetrics, agent: PPOAgent) -> tuple[Anomaly, ...]:
+        """The agent has learned from the round; returns the alarms."""
+        if not self.enabled or self._watcher is None or metrics["empty"]:
+            return ()
+        gradients = self._watcher.take_gradients()
+        drift = self._tracker.update(metrics["total_grad_norm"], gradients["gradient_health"])
+        entropies = {name: metrics["head_choice_entropies"][name] for name, n in metrics["head_choices"].items() if n}
+        update = update_event(
+            agent,
+            metrics,
+            gradients=gradients,
+            drift=drift,
+            lstm=self._lstm,
+            seeds=self._seeds,
+            collapsed=self._detector.collapsed_heads(entropies, self._round / self._rounds),
+            level=self.levels.current,
+        )
+        self.tell(update)
+        records = self._watcher.take_debug_records(gradients)
+        if records is not None:
+            self.tell(UpdateExamined(ratios=records[0], stability=records[1]))
+        anomalies = self._judge(metrics, entropies, drift).anomalies
+        self.levels.update_done()
+        if anomalies:
+            self.levels.escalate()
+        for anomaly in anomalies:
+            self.tell(anomaly_event(anomaly))
+        return anomalies
+
+    def _judge(self, metrics: PPOUpdateMetrics, entropies: Mapping[str, float], drift: GradientDrift) -> AnomalyReport:
+        return self._detector.check_all(
+            ratio_max=metrics["round_ratio_high"],
+            ratio_min=metrics["round_ratio_low"],
+            explained_variance=metrics["explained_variance"] if self._round > self._critic_rounds else None,
+            has_nan=metrics["has_numerical_issue"],
+            head_entropies=entropies,
+            kl=metrics["joint_kl"],
+            drift=drift.indicator if drift.finite else None,
+            value_growth=_growth(metrics),
+            lstm=self._lstm,
+            seeds=self._seeds,
+            current_episode=self._round,
+            total_episodes=self._rounds,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on with."""
+        return {"gradients": self._tracker.state_dict(), "escalation": self.levels.remaining}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self._tracker.load_state_dict(state["gradients"])
+        self.levels.remaining = state["escalation"]
+
+    def _tell_episodes(self, episodes: EpisodeTable, agent: PPOAgent, world: GrowthWorld) -> None:
+        buffer = agent.buffer
+        numbers = torch.stack([buffer.log_probs.sum(-1), buffer.values, buffer.rewards]).cpu()
+        actions, steps = buffer.actions.tolist(), buffer.step_counts.tolist()
+        ended = episodes.rows()
+        tasks = [task for task, hosts in world.by_task(buffer.step_counts).items() for _ in hosts]
+        situations = world.situations()
+        for index, task in enumerate(tasks):
+            situation, row = situations[task], ended[index]
+            added = 0 if row["dropped"] else int(row["added_params"])
+            row |= {"added_params": added, "params": situation.host_params + added}
+            self.tell(EpisodeEnded(task=task, steps=steps[index], **row), env_id=index)
+            if steps[index]:
+                chosen = actions[index][: steps[index]]
+                self.tell(_decisions(chosen, numbers[:, index, : steps[index]], situation.sites), env_id=index)
+
+
+def _seed_epochs(counts: Tensor, world: GrowthWorld, suspected: int) -> SeedEpochs:
+    """From counts per blueprint id; where tasks have other families, a blueprint goes by the names of all of them."""
+    families = dict.fromkeys(site.shape.family for situation in world.situations().values() for site in situation.sites)
+    names = [
+        "/".join(dict.fromkeys(find_blueprint(family, index).name for family in families))
+        for index in range(1, len(counts))
+    ]
+    trained, vanishing, exploding, judged = counts[1:].T.tolist()
+    return SeedEpochs(
+        dict(zip(names, trained, strict=True)),
+        dict(zip(names, vanishing, strict=True)),
+        dict(zip(names, exploding, strict=True)),
+        sum(judged),
+        suspected,
+    )
+
+
+def _growth(metrics: PPOUpdateMetrics) -> float | None:
+    """By what the critic's error on the round was multiplied; None where the returns hardly differ."""
+    before = metrics["value_mse_before"]
+    return metrics["value_mse_after"] / before if before > 0 and metrics["optimizer_steps"] else None
+
+
+def _decisions(actions: list[list[int]], numbers: Tensor, sites: tuple[Site, ...]) -> DecisionsRecorded:
+    """Decisions of one episode by name; `numbers [3, T]` are log-probabilities, values and rewards."""
+    log_prob, value, reward = ([round(number, _DIGITS) for number in row] for row in numbers.tolist())
+    ops = [Op(op) for *_, op in actions]
+    slots = [sites[slot] for slot, *_ in actions]
+    planted = [op is Op.GERMINATE for op in ops]
+    names = [
+        find_blueprint(site.shape.family, action[1] + 1).name if grows else None
+        for site, action, grows in zip(slots, actions, planted, strict=True)
+    ]
+    return DecisionsRecorded(
+        op=[op.name for op in ops],
+        slot=[None if op is Op.WAIT else site.slot_id for op, site in zip(ops, slots, strict=True)],
+        blueprint=names,
+        blend=[Blend(action[2]).name if grows else None for action, grows in zip(actions, planted, strict=True)],
+        log_prob=log_prob,
+        value=value,
+        reward=reward,
+    )
+
+
+class _Forward:
+    """A sink that hands events on to another hub; a round beyond the last one is the teacher's, which is number 0."""
+
+    def __init__(self, hub: Hub, rounds: int) -> None:
+        self._hub = hub
+        self._rounds = rounds
+
+    def write(self, event: TelemetryEvent) -> None:
+        """Pass it on."""
+        lesson = event.round is not None and event.round > self._rounds
+        self._hub.emit(replace(event, round=0) if lesson else event)
+
+    def close(self) -> None:
+        """The other hub is not this one's to close."""
+
+
+class _SuspectCounter:
+    """A sink that counts seeds suspected of gaming their credit; one that both checks suspect counts once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def write(self, event: TelemetryEvent) -> None:
+        """Count it, if it is one."""
+        self.count += event.event_type in _SUSPICIONS
+
+    def close(self) -> None:
+        """Nothing to finish."""
