@@ -287,7 +287,8 @@ def test_a_host_is_paid_relative_to_its_twin_left_alone() -> None:
     outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
     assert outcome.ops["WAIT"] == pytest.approx(8.0)
     assert not outcome.returns.any()
-    busy = Trainer(tiny_config(op_bias=(-5.0, 0.0, 0.0, 0.0), price=0.03, episode_length=12))
+    reward = RewardConfig(gamma=1.0, scale=10.0)  # without the cost of holding, which is no part of the objective
+    busy = Trainer(tiny_config(op_bias=(-5.0, 0.0, 0.0, 0.0), price=0.03, episode_length=12, reward=reward))
     outcome = collect_round(busy.agent, busy.normalizer, busy.world, 0)
     scale = busy.config.reward.scale
     assert float(outcome.returns.mean()) / scale == pytest.approx(outcome.gain[TINY], abs=1e-5)
