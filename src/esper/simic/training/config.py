@@ -110,6 +110,8 @@ class TrainingConfig:
     """Passes over each of these rounds."""
     lesson_lr: float = 3e-3
     """Learning rate in them."""
+    lesson_smoothing: float = 0.2
+    """Probability that is left for other ops than the teacher's."""
 
     lstm_hidden_dim: int = 64
     """Width of the controller's memory."""
@@ -319,6 +321,7 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("lessons", 1, _INFINITY, True, False),
     ("lesson_passes", 1, _INFINITY, True, False),
     ("lesson_lr", 0, _INFINITY, False, False),
+    ("lesson_smoothing", 0, 1, True, False),
     ("lstm_hidden_dim", 1, _INFINITY, True, False),
     ("lr", 0, _INFINITY, False, False),
     ("gamma", 0, 1, False, True),

@@ -202,7 +202,13 @@ class Trainer:
             buffer = self.agent.buffer
             self.normalizer.update(buffer.raw_obs[buffer.valid])
             buffer.obs.copy_(self.normalizer.normalize(buffer.raw_obs))
-            losses = clone(self.agent, self.config.lesson_passes, self.config.lesson_lr, self.config.op_bias)
+            losses = clone(
+                self.agent,
+                self.config.lesson_passes,
+                self.config.lesson_lr,
+                self.config.lesson_smoothing,
+                self.config.op_bias,
+            )
             self._lessons += 1
             self._instruments.tell(
                 LessonCompleted(
