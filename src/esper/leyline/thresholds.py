@@ -17,8 +17,8 @@ GRADIENT_DRIFT: Final = 5.0
 """A gradient norm that differs from its running mean by more than so many times that mean is an anomaly."""
 VALUE_DIVERGENCE: Final = 1.25
 """A critic whose error on a round is so many times what it was before it learned from it learns something else."""
-LSTM_MAGNITUDE: Final = 20.0
-"""A cell of the policy's memory beyond this no longer forgets."""
+LSTM_MAGNITUDE: Final = 100.0
+"""A cell of the policy's memory beyond this no longer forgets. In an episode of 25 steps one that counts reaches 25."""
 KL_STOP_MULTIPLIER: Final = 1.5
 """An update stops once the approximate KL exceeds this many times its target."""
 MASK_FILL: Final = -1e4
