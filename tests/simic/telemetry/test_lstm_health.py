@@ -52,11 +52,11 @@ def test_what_is_not_finite_is_flagged(bad: float, flag: str, where: str) -> Non
 
 
 def test_a_memory_out_of_scale_is_unhealthy() -> None:
-    large, usual = compute_lstm_health(states(c=-50.0)), compute_lstm_health(states())
+    large, usual = compute_lstm_health(states(c=-150.0)), compute_lstm_health(states(c=25.0))
     assert large is not None
     assert usual is not None
     assert (large.is_healthy(), usual.is_healthy()) == (False, True)
-    assert large.is_healthy(limit=60.0)
+    assert large.is_healthy(limit=160.0)
 
 
 def test_inference_tensors_are_accepted() -> None:
