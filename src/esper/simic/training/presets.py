@@ -15,7 +15,20 @@ _IMAGES: Mapping[str, Any] = {"envs": 8, "rounds": 30, "executor": "loop", "num_
 _TEXT: Mapping[str, Any] = {"envs": 8, "rounds": 30, "num_minibatches": 4}
 _PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "pair": {"tasks": PAIR, "rounds": 28, "workers": 2, "validate_every": 4, **_SMALL_HOST},
+        "pair": {
+            "tasks": PAIR,
+            "envs": 64,
+            "rounds": 28,
+            "workers": 2,
+            "executor": "stacked",
+            "validate_every": 7,
+            "validation_episodes": 32,
+            "lr": 1.5e-3,
+            "entropy_coef": 0.01,
+            "op_bias": (0.5, 1.5, 1.0, -3.0),
+            "lesson_smoothing": 0.3,
+            **_SMALL_HOST,
+        },
         "quick": {
             "tasks": ("mnist1d",),
             "envs": 32,
