@@ -40,11 +40,12 @@ test: setup  ## Run the test suite (a few minutes).
 test-slow: setup  ## Run the slow checks.
 	$(BIN)/pytest -n 2 -m slow
 
-lint: setup  ## Check style, types and import contracts.
+lint: setup  ## Check style, types, import contracts and that nothing is unused.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 coverage: setup  ## Measure line coverage of the test suite.
 	$(BIN)/pytest -n 2 --cov=esper --cov-report=term-missing:skip-covered

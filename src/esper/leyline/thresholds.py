@@ -15,7 +15,7 @@ KL_ANOMALY: Final = 0.1
 """An update that moved the policy by more than this many nats went too far."""
 GRADIENT_DRIFT: Final = 5.0
 """A gradient norm that differs from its running mean by more than so many times that mean is an anomaly."""
-VALUE_DIVERGENCE: Final = 1.25
+VALUE_DIVERGENCE: Final = 1.1
 """A critic whose error on a round is so many times what it was before it learned from it learns something else."""
 LSTM_MAGNITUDE: Final = 100.0
 """A cell of the policy's memory beyond this no longer forgets. In an episode of 25 steps one that counts reaches 25."""

@@ -225,7 +225,8 @@ class UpdateCompleted(Payload):
     early_stopped: bool
     return_scale: float
     values: Mapping[str, float]
-    """pred_mean, pred_std, mse_before, mse_after, return_mean, return_std, return_min, return_max."""
+    """pred_mean, pred_std, mse_before, mse_after, explained_variance_after, return_mean, return_std, return_min,
+    return_max."""
     advantages: Mapping[str, float]
     """mean, std, min, max before normalisation, and positive_share."""
     heads: Mapping[str, Mapping[str, float]]

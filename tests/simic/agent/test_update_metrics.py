@@ -147,5 +147,6 @@ def test_a_head_is_judged_where_masks_leave_it_a_choice() -> None:
 def test_the_error_of_the_critic_falls_on_the_round_it_learned_from() -> None:
     metrics = agent_with_round(recurrent_n_epochs=4, target_kl=None, lr=3e-3).update()
     assert metrics["value_mse_after"] < metrics["value_mse_before"]
+    assert metrics["explained_variance_after"] > metrics["explained_variance"]
     assert metrics["advantage_min_prenorm"] < metrics["advantage_mean_prenorm"] < metrics["advantage_max_prenorm"]
     assert 0 < metrics["advantage_positive_share"] < 1

@@ -11,7 +11,7 @@ from esper.leyline import InputError
 from esper.simic.agent import PPOAgent
 from esper.simic.rewards import RewardConfig, RewardFamily, ShapingConfig
 from esper.simic.training import TrainingConfig, settled
-from esper.simic.training.config import _RANGES, _validate_range
+from esper.simic.training.config_checks import RANGES, _validate_range
 from esper.tolaria import ComputeSettings, TrackerSettings
 
 
@@ -51,7 +51,7 @@ def test_the_interval_is_shown_with_its_ends(inclusive: tuple[bool, bool], text:
 
 def test_every_number_has_a_range() -> None:
     numbers = {spec.name for spec in fields(TrainingConfig) if "int" in str(spec.type) or "float" in str(spec.type)}
-    assert numbers - {name for name, *_ in _RANGES} == {"price"}  # checked with the episode's settings
+    assert numbers - {name for name, *_ in RANGES} == {"price"}  # checked with the episode's settings
 
 
 @pytest.mark.parametrize(

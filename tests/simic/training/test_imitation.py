@@ -35,7 +35,7 @@ def test_a_clone_does_what_its_teacher_did_and_keeps_room_to_try() -> None:
     assert outcome.ops["GERMINATE"] == pytest.approx(1.0)
     assert outcome.kept == pytest.approx(1.0)
     untaught = agreement(trainer)
-    losses = clone(trainer.agent, passes=60, lr=3e-3, smoothing=0.1)
+    losses = clone(trainer.agent, passes=60, lr=3e-3, smoothing=0.1, detail_smoothing=0.05)
     assert losses[-1] < 0.5 * losses[0]
     assert untaught < 1.0
     assert agreement(trainer) == 1.0

@@ -12,7 +12,9 @@ import esper
 from esper.leyline import EventType, TelemetryEvent
 from esper.nissa import Hub, MemorySink, payload_of, read_events
 from esper.nissa.events import UpdateCompleted
+from esper.simic.agent.update_log import empty_metrics
 from esper.simic.training import Trainer, collect_round
+from esper.simic.training.instruments import value_growth
 from tests.simic.agent.test_transfers import ReadCounter
 from tests.simic.training.test_vectorized import assert_same_run, tiny_config
 
@@ -143,3 +145,16 @@ def test_an_empty_update_is_no_alarm() -> None:
     trainer = Trainer(tiny_config())
     trainer._instruments.begin(1, trainer.agent, trainer.world)
     assert trainer._instruments.updated(trainer.agent.update(), trainer.agent) == ()
+
+
+@pytest.mark.parametrize(
+    ("mse_after", "explained_after", "growth"), [(0.5, 0.6, 0.8), (3.0, 0.5, 3.0), (0.5, -0.5, 3.0)]
+)
+def test_a_critic_grows_worse_by_its_error_or_by_the_spread_of_it(
+    mse_after: float, explained_after: float, growth: float
+) -> None:
+    metrics = empty_metrics(Trainer(tiny_config()).agent.spec, 1.0)
+    assert value_growth(metrics) is None
+    metrics["optimizer_steps"], metrics["value_mse_before"], metrics["explained_variance"] = 1, 1.0, 0.5
+    metrics["value_mse_after"], metrics["explained_variance_after"] = mse_after, explained_after
+    assert value_growth(metrics) == pytest.approx(growth)

@@ -12,24 +12,26 @@ from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.sequences import SequenceBatch, minibatches
 
-SMOOTHING = 0.05
-"""Probability that heads other than the deciding one keep for what the teacher did not do: little, because what is
-decided is judged by the details it comes with."""
-
 
 def clone(
-    agent: PPOAgent, passes: int, lr: float, smoothing: float, decider_prior: Sequence[float] | None = None
+    agent: PPOAgent,
+    passes: int,
+    lr: float,
+    smoothing: float,
+    detail_smoothing: float,
+    decider_prior: Sequence[float] | None = None,
 ) -> list[float]:
     """Fit policy and values to the round in the agent's buffer; returns the mean loss of each pass.
 
     The actions in it are a teacher's. Its choices become the most probable ones and no more: the deciding head keeps
-    `smoothing` for others, spread as the logits `decider_prior` say what is worth trying. The buffer keeps the round.
+    `smoothing` for others, spread as the logits `decider_prior` say what is worth trying, and every other head
+    `detail_smoothing`. The buffer keeps the round.
     """
     buffer, network = agent.buffer, agent._base_network
     buffer.compute_advantages_and_returns(agent.gamma, 1.0, horizon_is_terminal=agent.horizon_is_terminal)
     agent.return_scale.update(buffer.returns[buffer.valid], last_layer(network.value_head))
     batch = buffer.get_batched_sequences(agent.device)
-    target = _Smoothing.of(agent, smoothing, decider_prior)
+    target = _Smoothing.of(agent, smoothing, detail_smoothing, decider_prior)
     optimizer = Adam(network.parameters(), lr)  # its own: the learner's moments belong to the learner's gradients
     losses = []
     for _ in range(passes):
@@ -53,9 +55,11 @@ class _Smoothing(NamedTuple):
     """`[H, K]`: how that share is spread over what is legal."""
 
     @classmethod
-    def of(cls, agent: PPOAgent, smoothing: float, decider_prior: Sequence[float] | None) -> Self:
+    def of(
+        cls, agent: PPOAgent, smoothing: float, detail_smoothing: float, decider_prior: Sequence[float] | None
+    ) -> Self:
         names, decider = agent.spec.names, agent.spec.names.index(agent.spec.decider)
-        share = torch.full((len(names),), SMOOTHING)
+        share = torch.full((len(names),), detail_smoothing)
         share[decider] = smoothing
         logits = torch.zeros(len(names), agent.spec.width)
         if decider_prior is not None:

@@ -119,6 +119,8 @@ class PPOUpdateMetrics(ValueDiagnostics):
     """... and that 2 % are above: a single rare action moves neither."""
     value_mse_after: float
     """`value_mse_before` again, after the update; both against the returns of this round."""
+    explained_variance_after: float
+    """`explained_variance` again, after the update."""
     joint_entropy: float
     """Exact entropy of the joint action in nats, before the update."""
     joint_kl: float

@@ -74,16 +74,11 @@ def fetch_report(
 def value_diagnostics(values: Tensor, returns: Tensor, advantages: Tensor) -> ValueDiagnostics:
     """How good the value function was, from flat `[M]` tensors in any precision, in one transfer."""
     values, returns, advantages = values.float(), returns.float(), advantages.float()
-    # correction 0, so that a single step gives a spread of 0 and not NaN
-    spread = returns.var(correction=0)
-    explained = torch.where(
-        spread > DIVISION_GUARD, 1.0 - (returns - values).var(correction=0) / spread.clamp(min=DIVISION_GUARD), 0.0
-    )
     numbers = {
         "value_pred_mean": values.mean(),
         "value_pred_std": values.std(correction=0),
         "return_mean": returns.mean(),
-        "return_std": spread.sqrt(),
+        "return_std": returns.std(correction=0),
         "return_min": returns.min(),
         "return_max": returns.max(),
         "value_mse_before": (returns - values).square().mean(),
@@ -92,10 +87,18 @@ def value_diagnostics(values: Tensor, returns: Tensor, advantages: Tensor) -> Va
         "advantage_min_prenorm": advantages.min(),
         "advantage_max_prenorm": advantages.max(),
         "advantage_positive_share": (advantages > 0).float().mean(),
-        "explained_variance": explained,
+        "explained_variance": _explained_variance(values, returns),
     }
     fetched = torch.stack(list(numbers.values())).tolist()
     return cast("ValueDiagnostics", dict(zip(numbers, fetched, strict=True)))
+
+
+def _explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """Share of the returns' variance that the values foresee; 0 where returns do not differ."""
+    # correction 0, so that a single step gives a spread of 0 and not NaN
+    spread = returns.var(correction=0)
+    missed = (returns - values).var(correction=0) / spread.clamp(min=DIVISION_GUARD)
+    return torch.where(spread > DIVISION_GUARD, 1.0 - missed, 0.0)
 
 
 @torch.no_grad()
@@ -110,6 +113,7 @@ def round_statistics(
     entropies = old.normalized_entropy()
     change = (new.log_prob(batch.actions) - old.log_prob(batch.actions))[batch.active]
     moved = change.float().exp().nan_to_num(torch.inf)
+    values, returns = (after.values * scale)[real].float(), batch.returns[real].float()
     low, high = moved.quantile(moved.new_tensor([1 - _WIDE, _WIDE])).unbind()
     scalars = {
         "return_scale": scale,
@@ -117,13 +121,14 @@ def round_statistics(
         "round_ratio_high": high,
         "joint_entropy": joint_entropy(spec, before.logits[real], masks).mean(),
         "joint_kl": joint_kl(spec, before.logits[real], after.logits[real], masks).mean(),
-        "value_mse_after": (batch.returns - after.values * scale)[real].square().mean(),
+        "value_mse_after": (returns - values).square().mean(),
+        "explained_variance_after": _explained_variance(values, returns),
     }
     parts = [torch.stack(list(scalars.values())), masked_mean(entropies, choices), choices.flatten(0, -2).sum(0)]
     numbers = iter(torch.cat(parts).tolist())
-    values = dict(zip(scalars, numbers, strict=False))
+    fetched = dict(zip(scalars, numbers, strict=False))
     head_entropies = {name: next(numbers) for name in spec.names}
-    return values | {
+    return fetched | {
         "head_choice_entropies": head_entropies,
         "head_choices": {name: int(next(numbers)) for name in spec.names},
     }
@@ -226,6 +231,7 @@ def empty_metrics(spec: ActionSpec, return_scale: float) -> PPOUpdateMetrics:
         joint_entropy=0.0,
         joint_kl=0.0,
         value_mse_after=0.0,
+        explained_variance_after=0.0,
         round_ratio_low=1.0,
         round_ratio_high=1.0,
         head_choices=dict.fromkeys(spec.names, 0),

@@ -60,6 +60,7 @@ def _value_numbers(metrics: PPOUpdateMetrics) -> dict[str, float]:
         "pred_std": metrics["value_pred_std"],
         "mse_before": metrics["value_mse_before"],
         "mse_after": metrics["value_mse_after"],
+        "explained_variance_after": metrics["explained_variance_after"],
         "return_mean": metrics["return_mean"],
         "return_std": metrics["return_std"],
         "return_min": metrics["return_min"],

@@ -130,7 +130,7 @@ class Instruments:
             head_entropies=entropies,
             kl=metrics["joint_kl"],
             drift=drift.indicator if drift.finite else None,
-            value_growth=_growth(metrics),
+            value_growth=value_growth(metrics),
             lstm=self._lstm,
             seeds=self._seeds,
             current_episode=self._round,
@@ -180,10 +180,16 @@ def _seed_epochs(counts: Tensor, world: GrowthWorld, suspected: int) -> SeedEpoc
     )
 
 
-def _growth(metrics: PPOUpdateMetrics) -> float | None:
-    """By what the critic's error on the round was multiplied; None where the returns hardly differ."""
-    before = metrics["value_mse_before"]
-    return metrics["value_mse_after"] / before if before > 0 and metrics["optimizer_steps"] else None
+def value_growth(metrics: PPOUpdateMetrics) -> float | None:
+    """By what the critic's error on the round was multiplied, or its spread if that is more; None without an error.
+
+    A critic that learns something else may come closer to the returns by accident while it is far off on the whole; the
+    spread of its error then shows it.
+    """
+    error, spread = metrics["value_mse_before"], 1.0 - metrics["explained_variance"]
+    if not metrics["optimizer_steps"] or error <= 0 or spread <= 0:
+        return None
+    return max(metrics["value_mse_after"] / error, (1.0 - metrics["explained_variance_after"]) / spread)
 
 
 def _decisions(actions: list[list[int]], numbers: Tensor, sites: tuple[Site, ...]) -> DecisionsRecorded:

@@ -207,6 +207,7 @@ class Trainer:
                 self.config.lesson_passes,
                 self.config.lesson_lr,
                 self.config.lesson_smoothing,
+                self.config.lesson_detail_smoothing,
                 self.config.op_bias,
             )
             self._lessons += 1
