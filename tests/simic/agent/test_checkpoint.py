@@ -29,7 +29,10 @@ def learn(agent: PPOAgent, rounds: int) -> None:
         agent.update()
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.01, "head_lr_scale": {"op": 2.0}, "num_minibatches": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"weight_decay": 0.01, "head_lr_scale": {"op": 2.0}, "num_minibatches": 2}, {"value_memory": 3}],
+)
 def test_learning_goes_on_bit_for_bit_after_a_reload(tmp_path: Path, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     agent = make_agent(**options)

@@ -147,6 +147,13 @@ def test_terminal_truncated_and_unfinished_ends_by_hand() -> None:
     torch.testing.assert_close(unfinished.returns[0], torch.tensor([2.25, 3.0]))
 
 
+def test_returns_may_have_a_lambda_of_their_own() -> None:
+    buffer = filled([1, 1], [2, 2], [0, 1], [0, 0], [9, 9])
+    buffer.compute_advantages_and_returns(0.5, 0.5, value_lambda=1.0)
+    torch.testing.assert_close(buffer.advantages[0], torch.tensor([-0.25, -1.0]))
+    torch.testing.assert_close(buffer.returns[0], torch.tensor([1.5, 1.0]))  # what came of it, discounted
+
+
 def test_a_horizon_that_ends_the_problem_is_worth_nothing_afterwards() -> None:
     buffer = filled([1, 1], [2, 2], [0, 1], [0, 1], [9, 6])
     buffer.compute_advantages_and_returns(0.5, 0.5, horizon_is_terminal=True)

@@ -42,6 +42,7 @@ def agent_state(agent: PPOAgent) -> dict[str, Any]:
         "network_state_dict": network.state_dict(),
         "optimizer_state_dict": agent.optimizer.state_dict(),
         "return_scale": agent.return_scale.state_dict(),
+        "value_memory": agent.memory.state_dict(),
         "counters": {"total_steps": agent.total_steps, "updates": agent.updates},
     }
 
@@ -128,5 +129,6 @@ def _build_agent(state: dict[str, Any], device: str) -> PPOAgent:
     )
     agent.optimizer.load_state_dict(state["optimizer_state_dict"])
     agent.return_scale.load_state_dict(state["return_scale"])
+    agent.memory.load_state_dict(state["value_memory"], agent.device)
     agent.total_steps, agent.updates = state["counters"]["total_steps"], state["counters"]["updates"]
     return agent

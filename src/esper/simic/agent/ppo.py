@@ -30,11 +30,11 @@ from esper.leyline import (
     DEFAULT_VALUE_COEF,
     KL_STOP_MULTIPLIER,
     LOW_ADVANTAGE_STD,
-    RECURRENT_EPOCHS_CAP,
     RECURRENT_EPOCHS_WARNING,
     InputError,
     SlotConfig,
 )
+from esper.simic.agent.arguments import checked_epochs, require_same_heads, resolve_device
 from esper.simic.agent.entropy import EntropySchedule, fewest_valid
 from esper.simic.agent.losses import (
     DEFAULT_HUBER_DELTA,
@@ -59,6 +59,7 @@ from esper.simic.agent.update_log import (
     round_statistics,
     value_diagnostics,
 )
+from esper.simic.agent.value_memory import ValueMemory
 from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
 from esper.simic.control.mask_counts import mask_hit_rates
 from esper.simic.control.normalization import RunningMeanStd
@@ -100,6 +101,10 @@ class PPOAgent:
     grad_clip_mode: GradClipMode = "per_head"
     gamma: float = DEFAULT_GAMMA
     gae_lambda: float = DEFAULT_GAE_LAMBDA
+    value_lambda: float | None = None
+    """Lambda of the returns that values are fitted to; None is `gae_lambda`. 1 fits them to what came of it."""
+    value_memory: int = 0
+    """Rounds that values are fitted to once more after every update; 0 is none."""
     horizon_is_terminal: bool = False
     """Whether a time limit is the end of the problem, worth 0 afterwards, and not just of the recording."""
     recurrent_n_epochs: int | None = None
@@ -135,8 +140,8 @@ class PPOAgent:
     updates: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.device = _resolve_device(self.device)
-        self.recurrent_n_epochs = _checked_epochs(self.recurrent_n_epochs)
+        self.device = resolve_device(self.device)
+        self.recurrent_n_epochs = checked_epochs(self.recurrent_n_epochs)
         if not 1 <= self.num_minibatches <= self.num_envs:
             raise InputError(f"num_minibatches is {self.num_minibatches}; choose 1 to {self.num_envs}, the num_envs")
         self.spec = esper_action_spec(self.slot_config) if self.action_spec is None else self.action_spec
@@ -145,6 +150,7 @@ class PPOAgent:
         self._prepare_network()
         self.buffer = self.make_buffer()
         self.optimizer = build_optimizer(self._base_network, self.lr, self.weight_decay, self.head_lr_scale)
+        self.memory = ValueMemory(self.value_memory)
         self.return_scale = ReturnScale(torch.device(self.device), enabled=self.scale_values)
         self._units = parameter_units(self._base_network)
 
@@ -155,7 +161,7 @@ class PPOAgent:
             )
         base = self._base_network
         self.lstm_hidden_dim, self.lstm_layers = base.lstm_hidden_dim, base.lstm_layers
-        _require_same_heads("network", base.spec, self.spec)
+        require_same_heads("network", base.spec, self.spec)
         if base.state_dim != self.state_dim:
             raise InputError(f"the network reads observations of {base.state_dim}, the agent of {self.state_dim}")
         base.to(self.device)
@@ -233,7 +239,7 @@ class PPOAgent:
         learning uses the observations as acted upon.
         """
         buffer = self.buffer if buffer is None else buffer
-        _require_same_heads("buffer", buffer.spec, self.spec)
+        require_same_heads("buffer", buffer.spec, self.spec)
         valid = buffer.valid
         steps = int(valid.sum())
         if steps == 0:
@@ -243,13 +249,21 @@ class PPOAgent:
         diagnostics = self._estimate_advantages(buffer, valid)
         batch = buffer.get_batched_sequences(self.device)
         metrics = self._learn(batch, diagnostics)
+        if self.value_memory:
+            self.memory.remember(batch)
+            self.memory.refit(self, self.optimizer.param_groups[0]["lr"])
         self.total_steps += steps
         self.updates += 1
         buffer.clear()
         return metrics
 
     def _estimate_advantages(self, buffer: TamiyoRolloutBuffer, valid: Tensor) -> ValueDiagnostics:
-        buffer.compute_advantages_and_returns(self.gamma, self.gae_lambda, horizon_is_terminal=self.horizon_is_terminal)
+        buffer.compute_advantages_and_returns(
+            self.gamma,
+            self.gae_lambda,
+            value_lambda=self.value_lambda,
+            horizon_is_terminal=self.horizon_is_terminal,
+        )
         diagnostics = value_diagnostics(buffer.values[valid], buffer.returns[valid], buffer.advantages[valid])
         spread = diagnostics["advantage_std_prenorm"]
         if spread < LOW_ADVANTAGE_STD:
@@ -360,32 +374,3 @@ class PPOAgent:
                 ratio = log_ratio.exp()
                 for name, found in (("ratio_has_nan", ratio.isnan()), ("ratio_has_inf", ratio.isinf())):
                     log.ratio_kinds[name] = log.ratio_kinds.get(name, False) or bool(found.any())
-
-
-def _resolve_device(device: str) -> str:
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        logger.warning("device %s was asked for, but this machine has no CUDA: using the CPU", device)
-        return "cpu"
-    return device
-
-
-def _checked_epochs(epochs: int | None) -> int:
-    if epochs is None:
-        return 1
-    if epochs < 1:
-        raise InputError(f"recurrent_n_epochs is {epochs}; it must be at least 1")
-    if epochs > RECURRENT_EPOCHS_CAP:
-        warnings.warn(
-            f"n_epochs={epochs} is capped at {RECURRENT_EPOCHS_CAP}: more reuse of a round only overfits it",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    return min(epochs, RECURRENT_EPOCHS_CAP)
-
-
-def _require_same_heads(owner: str, theirs: ActionSpec, ours: ActionSpec) -> None:
-    if theirs != ours:
-        sizes = [", ".join(f"{head.name} {head.size}" for head in spec.heads) for spec in (theirs, ours)]
-        raise InputError(f"the {owner} is made for other heads ({sizes[0]}) than the agent ({sizes[1]})")

@@ -147,9 +147,9 @@ class TamiyoRolloutBuffer:
         self.num_steps += 1
 
     def compute_advantages_and_returns(
-        self, gamma: float, gae_lambda: float, *, horizon_is_terminal: bool = False
+        self, gamma: float, gae_lambda: float, *, value_lambda: float | None = None, horizon_is_terminal: bool = False
     ) -> None:
-        """Fill `advantages` and `returns`, in raw units.
+        """Fill `advantages` and `returns`, in raw units; returns by a lambda of their own if it is given.
 
         A terminated episode is worth 0 afterwards. A truncated one, or one that goes on beyond the row, is worth its
         stored bootstrap value; with `horizon_is_terminal` a time limit is the end of the problem and worth 0 too.
@@ -165,8 +165,12 @@ class TamiyoRolloutBuffer:
             )
         following = self.values.roll(-1, dims=1)
         next_values = torch.where(bootstrapped, self.bootstrap_values, torch.where(ends, 0.0, following))
-        self.advantages.copy_(generalized_advantages(self.rewards, self.values, next_values, ends, gamma, gae_lambda))
-        self.returns.copy_(self.advantages + self.values)
+        steps = (self.rewards, self.values, next_values, ends, gamma)
+        self.advantages.copy_(generalized_advantages(*steps, gae_lambda))
+        if value_lambda is None:
+            self.returns.copy_(self.advantages + self.values)
+        else:
+            self.returns.copy_(generalized_advantages(*steps, value_lambda) + self.values)
 
     def normalize_advantages(self) -> None:
         """Zero mean and unit spread over all valid steps of all environments together."""

@@ -125,6 +125,10 @@ class TrainingConfig:
     """Discount."""
     gae_lambda: float = 0.9
     """How far advantages trust rewards over values: what a value has learned of earlier rounds is less noisy."""
+    value_lambda: float | None = None
+    """The same for the returns that values are fitted to; not given: gae_lambda."""
+    value_memory: int = 0
+    """Rounds that values are fitted to once more after every update, so that they average the luck of episodes out."""
     clip_ratio: float = DEFAULT_CLIP_RATIO
     """How far one update may move the probability of an action."""
     target_kl: float | None = 0.05
@@ -243,9 +247,9 @@ class TrainingConfig:
     def to_ppo_kwargs(self) -> dict[str, Any]:
         """Arguments of `PPOAgent` that this config decides; the trainer adds what depends on the tasks."""
         same = (
-            "lr", "gamma", "gae_lambda", "clip_ratio", "target_kl", "num_minibatches", "entropy_coef",
-            "entropy_coef_min", "adaptive_entropy_floor", "value_coef", "value_clip", "max_grad_norm",
-            "weight_decay", "lstm_hidden_dim", "device", "horizon_is_terminal",
+            "lr", "gamma", "gae_lambda", "value_lambda", "value_memory", "clip_ratio", "target_kl",
+            "num_minibatches", "entropy_coef", "entropy_coef_min", "adaptive_entropy_floor", "value_coef",
+            "value_clip", "max_grad_norm", "weight_decay", "lstm_hidden_dim", "device", "horizon_is_terminal",
         )  # fmt: skip
         return {name: getattr(self, name) for name in same} | {
             "recurrent_n_epochs": self.epochs,

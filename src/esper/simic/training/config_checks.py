@@ -26,6 +26,8 @@ RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("lr", 0, _INFINITY, False, False),
     ("gamma", 0, 1, False, True),
     ("gae_lambda", 0, 1, True, True),
+    ("value_lambda", 0, 1, True, True),
+    ("value_memory", 0, _INFINITY, True, False),
     ("clip_ratio", 0, 1, False, True),
     ("target_kl", 0, _INFINITY, False, False),
     ("epochs", 1, 4, True, True),

@@ -1,0 +1,62 @@
+"""Values that are fitted to several rounds: closer to what came of them, while the policy stays where it is."""
+
+import torch
+from torch import Tensor
+
+from esper.simic.agent import PPOAgent, collect, first_view
+from esper.simic.agent.sequences import SequenceBatch
+from esper.simic.agent.value_memory import ValueMemory
+from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
+
+
+def round_of(agent: PPOAgent) -> SequenceBatch:
+    """What the agent's buffer holds, with the returns that came of it."""
+    agent.buffer.compute_advantages_and_returns(agent.gamma, 1.0)
+    return agent.buffer.get_batched_sequences()
+
+
+def error_of(agent: PPOAgent, batch: SequenceBatch) -> float:
+    values: Tensor = agent._replay(batch).values * agent.return_scale.scale
+    return float((values - batch.returns)[batch.valid].square().mean())
+
+
+def test_refitting_brings_values_closer_and_leaves_the_policy() -> None:
+    agent = agent_with_round(num_minibatches=2)
+    batch, memory = round_of(agent), ValueMemory(60)
+    for _ in range(60):
+        memory.remember(batch)
+    before, error = agent._replay(batch), error_of(agent, batch)
+    memory.refit(agent, 3e-3)
+    assert error_of(agent, batch) < 0.5 * error
+    after = agent._replay(batch)
+    old, new = (torch.where(batch.selected, each.logits, -torch.inf).softmax(-1) for each in (before, after))
+    assert (old - new)[batch.active].abs().mean() < 0.02
+
+
+def test_only_the_newest_rounds_are_remembered() -> None:
+    agent, memory = agent_with_round(), ValueMemory(2)
+    rounds = [round_of(agent) for _ in range(3)]
+    for number, batch in enumerate(rounds):
+        batch.returns = torch.full_like(batch.returns, float(number))
+        memory.remember(batch)
+    assert [float(state["returns"][0, 0]) for state in memory.state_dict()] == [1.0, 2.0]
+
+
+def test_an_agent_remembers_its_rounds_only_if_asked_to() -> None:
+    for rounds, remembered in ((0, 0), (2, 2)):
+        torch.manual_seed(0)
+        agent = make_agent(value_memory=rounds)
+        world = RandomWorld(agent.num_envs)
+        for _ in range(3):
+            collect(agent, world, first_view(agent, world))
+            agent.update()
+        assert len(agent.memory) == remembered
+
+
+def test_a_memory_changes_what_is_learned() -> None:
+    learned = []
+    for rounds in (0, 1):
+        agent = agent_with_round(value_memory=rounds)
+        agent.update()
+        learned.append(parameters_of(agent))
+    assert not torch.equal(*learned)
