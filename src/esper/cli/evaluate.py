@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from esper.api import Evaluation
     from esper.tamiyo import Controller
 
+_WIDE = 90
+"""Columns of a terminal in which a mean and its interval fit side by side; in narrower ones the interval goes below."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
@@ -88,15 +91,22 @@ class Evaluate:
         from rich.console import Console
         from rich.table import Table
 
-        first = self.controller[0]
-        heads = ("task", "controller", "test accuracy", "objective", "parameters", f"objective minus {first}")
-        table = Table(*heads, box=box.SIMPLE)
+        first, console = self.controller[0], Console()
+        numeric = ("test accuracy", "objective", "parameters", f"minus {_short(first)}")
         for task, rows in done.items():
+            table = Table("controller", title=task, title_justify="left", box=box.SIMPLE)
+            for head in numeric:
+                table.add_column(head, no_wrap=True)
             for name, row in rows.items():
                 gain = "" if name == first else row.gain_over(rows[first]).show()
-                numbers = (row.test_accuracy.show(), row.objective.show(), f"{row.parameters.mean:,.0f}")
-                table.add_row(task, name, *numbers, gain)
-        Console().print(table)
+                cells = [row.test_accuracy.show(), row.objective.show(), f"{row.parameters.mean:,.0f}", gain]
+                if console.width < _WIDE:
+                    cells = [cell.replace(" (", "\n(", 1) for cell in cells]
+                table.add_row(_short(name), *cells)
+            console.print(table)
+        console.print(
+            f"minus {_short(first)}: of the objective, seed by seed. In brackets: 95 % intervals.", highlight=False
+        )
 
     def _draw(self, done: "dict[str, dict[str, Evaluation]]", path: Path) -> None:
         from rich.console import Console
