@@ -28,15 +28,17 @@ def train(
     *,
     resume: bool = False,
     watch: Callable[[RoundReport], None] = lambda _: None,
+    announce: Callable[[str], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
     sinks: Sequence[str] = (),
     profile: Path | None = None,
 ) -> TrainingSummary:
     """Train a controller; with `out`, a run folder is written there, and `resume` goes on with the run in it.
 
-    `watch` is told about every round. When `should_stop` says so, between two steps, the run saves and raises
-    `InterruptedRunError`. `sinks` are places for events beside the run's own log, which need the folder: console,
-    tensorboard, wandb, mlflow. `profile` is a folder for a profiler's trace of the third round.
+    `watch` is told about every round, `announce` about what comes before the first one. When `should_stop` says so,
+    between two steps, the run saves and raises `InterruptedRunError`. `sinks` are places for events beside the run's
+    own log, which need the folder: console, tensorboard, wandb, mlflow. `profile` is a folder for a profiler's trace of
+    the third round.
     """
     folder = None if out is None else RunFolder(Path(out))
     config = settled(config)
@@ -44,12 +46,19 @@ def train(
         if resume or sinks:
             raise InputError(f"{'resume' if resume else 'a sink'} needs the folder of the run")
         with profiled(profile) as step:
-            return Trainer(config, watch=_both(watch, step), should_stop=should_stop).run()
+            return Trainer(config, watch=_both(watch, step), announce=announce, should_stop=should_stop).run()
     if not resume:
         folder.create(config)
     with Hub(_open_sinks(folder, sinks)) as hub, profiled(profile) as step:
-        trainer = Trainer(config, folder, resume=resume, hub=hub, watch=_both(watch, step), should_stop=should_stop)
-        summary = trainer.run()
+        summary = Trainer(
+            config,
+            folder,
+            resume=resume,
+            hub=hub,
+            watch=_both(watch, step),
+            announce=announce,
+            should_stop=should_stop,
+        ).run()
     folder.write_summary(
         {
             "rounds": summary.rounds,

@@ -64,7 +64,6 @@ class Train:
         torch.set_num_threads(1)
         console = Console(stderr=True)
         console.print(f"{'Resuming' if self.resume else 'Training'} in {self.out}: {describe(config)}", highlight=False)
-        console.print("Measuring never and heuristic on the validation seeds ...", style="dim")
         with _stop_flag() as stopped:
             try:
                 summary = esper.train(
@@ -72,6 +71,7 @@ class Train:
                     self.out,
                     resume=self.resume,
                     watch=RoundPrinter(console),
+                    announce=lambda what: console.print(f"{what} ...", style="dim", highlight=False),
                     should_stop=stopped,
                     sinks=self.sink,
                     profile=self.profile,

@@ -77,12 +77,13 @@ class Trainer:
         resume: bool = False,
         hub: Hub | None = None,
         watch: Callable[[RoundReport], None] = lambda _: None,
+        announce: Callable[[str], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.config = config
         self._folder = folder
         self._instruments = Instruments(config, hub or Hub())
-        self._watch = watch
+        self._watch, self._announce = watch, announce
         self._should_stop = should_stop
         self.round = 0
         self.history: list[dict[str, Any]] = []
@@ -164,7 +165,11 @@ class Trainer:
 
     def _measure_baselines(self) -> None:
         if not self.baselines:
-            self.baselines = {name: self._mean_objectives(make_controller(name)) for name in _BASELINES}
+            measured = {}
+            for name in _BASELINES:
+                self._announce(f"measuring {name} on the validation seeds")
+                measured[name] = self._mean_objectives(make_controller(name))
+            self.baselines = measured
             self._remember()
         self._instruments.tell(RunStarted(config=self.config.to_dict(), baselines=self.baselines))
 
@@ -190,6 +195,8 @@ class Trainer:
         Playing shows the value function what comes of other decisions than the teacher's, before it is relied upon.
         """
         while self.config.teacher is not None and self.round == 0 and self._lessons < self.config.lessons:
+            manner = "watching" if self._lessons == 0 else "playing under the eye of"
+            self._announce(f"lesson {self._lessons + 1} of {self.config.lessons}: {manner} {self.config.teacher}")
             outcome = collect_round(
                 self.agent,
                 self.normalizer,
