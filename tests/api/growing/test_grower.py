@@ -104,16 +104,6 @@ def test_the_same_seed_grows_the_same_network() -> None:
     assert_same(weights(), weights())
 
 
-def test_evaluate_may_leave_the_model_in_eval_mode() -> None:
-    def evaluate(model: nn.Module) -> float:
-        model.eval()
-        return accuracy(model)
-
-    grower = make_grower(evaluate=evaluate)
-    grow(grower, 2)
-    assert all(module.training for module in grower.model.modules())
-
-
 def test_a_loss_can_be_the_measure() -> None:
     grower = make_grower(evaluate=loss_of, measure="loss", controller=Script(LIFE))
     first = loss_of(grower.model)

@@ -47,6 +47,7 @@ class Evaluator:
         if measure not in get_args(Measure):
             raise unknown_name("measure", measure, get_args(Measure))
         self._call = _calling(evaluate, model)
+        self._model = model
         self._grafted = grafted
         self._measure = measure
         self.first_loss = math.nan
@@ -54,8 +55,7 @@ class Evaluator:
 
     def first(self) -> Reading:
         """The reading before any growth; it must be a proper number."""
-        with _modes_kept(self._grafted):
-            value = number(self._call(), _RETURNED)
+        value = self._ask()
         if not math.isfinite(value):
             raise InputError(f"evaluate returned {value} before any growth; it must return a finite number")
         if self._measure == "loss":
@@ -68,19 +68,23 @@ class Evaluator:
         """Evaluate the network, and once more without each blended seed, all on the same random numbers."""
         grafted, start = self._grafted, torch.get_rng_state()
         contributions = torch.full_like(grafted.table.contribution, NOT_MEASURED)
-        with _modes_kept(grafted):
-            value = number(self._call(), _RETURNED)
-            reading = self._reading(value, contributions)
-            if not reading.finite:
-                return reading
-            blended = (grafted.table.occupied & (grafted.table.alpha > 0))[0].nonzero().flatten().tolist()
-            for index in blended:
-                with torch.random.fork_rng(), _silenced(grafted, index):
-                    torch.set_rng_state(start)
-                    without = self._score(number(self._call(), _RETURNED))
-                if math.isfinite(without):
-                    contributions[0, index] = reading.score - without
+        reading = self._reading(self._ask(), contributions)
+        if not reading.finite:
+            return reading
+        blended = (grafted.table.occupied & (grafted.table.alpha > 0))[0].nonzero().flatten().tolist()
+        for index in blended:
+            with torch.random.fork_rng(), _silenced(grafted, index):
+                torch.set_rng_state(start)
+                without = self._score(self._ask())
+            if math.isfinite(without):
+                contributions[0, index] = reading.score - without
         return reading
+
+    def _ask(self) -> float:
+        """What `evaluate` returns now, asked in eval mode each time, because it may end with `model.train()`."""
+        # Both: seeds are beside the given model, not in it, and a wrapper is around the grafted one.
+        with _in_eval_mode(self._model, self._grafted):
+            return number(self._call(), _RETURNED)
 
     def _reading(self, value: float, contributions: Tensor) -> Reading:
         return Reading(self._score(value), value if self._measure == "loss" else math.nan, contributions)
@@ -137,11 +141,17 @@ def _silenced(grafted: GraftedModel, index: int) -> Iterator[None]:
 
 
 @contextmanager
-def _modes_kept(grafted: GraftedModel) -> Iterator[None]:
-    """Training goes on as it was, even if `evaluate` leaves the model in eval mode."""
-    modes = {module: module.training for module in grafted.modules()}
+def _in_eval_mode(*networks: nn.Module) -> Iterator[None]:
+    """Eval mode; afterwards every module is in the mode it was in before, whatever happened in between."""
+    modes = {module: module.training for network in networks for module in network.modules()}
+    for network in networks:
+        network.eval()
     try:
         yield
     finally:
+        # By `train` first: some modules do more there than set the flag, such as splitting merged weights again.
+        for module, mode in modes.items():
+            if module.training != mode:
+                module.train(mode)
         for module, mode in modes.items():
             module.training = mode

@@ -67,8 +67,8 @@ class Grower:
     | seed | where the initial weights of seeds and the dice of the controller come from; torch's seed if not given |
     | hub | told about every move, as the episodes of `esper train` tell theirs |
 
-    Train `model`, which is the given one with slots. `evaluate` runs once per step, and once more without each
-    blended seed. A controller that remembers things is saved if it has `state_dict` and `load_state_dict`.
+    Train `model`, which is the given one with slots. `evaluate` runs in eval mode, once per step and once more without
+    each blended seed. A controller that remembers things is saved if it has `state_dict` and `load_state_dict`.
     """
 
     def __init__(
