@@ -1,6 +1,7 @@
 """Grown networks made plain: the same function, without slots, hooks or Esper."""
 
 import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,41 @@ def test_several_seeds_of_mixed_kinds_are_folded_together() -> None:
     torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
     assert f"2.{SEED_NAME}.seed.norm.weight" in folded.network.state_dict()
     copy.deepcopy(folded.network)(x).sum().backward()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
+def test_exports_can_be_copied_and_pickled_whole(copied: Any) -> None:
+    model, x = Tied(), torch.randint(7, (4, 5))
+    network = fold(grown(model, {"embed": "mlp", "read": "norm"}, x), x).network
+    again = copied(network.eval())
+    torch.testing.assert_close(again(x), network(x), rtol=0, atol=0)
+    assert [type(module) for module in again.modules()] == [type(module) for module in network.modules()]
+    assert again.out.weight is again.embed.weight is not network.get_parameter("embed.weight")
+    assert not again.training
+
+
+def test_a_network_rebuilt_by_emitted_code_is_pickled_without_esper(tmp_path: Path) -> None:
+    model, path, x = networks()[Family.FEATURES]
+    folded = fold(grown(model, {path: "mlp"}, x), x)
+    (tmp_path / "grown.py").write_text(emit_source(folded, "grown.pt"))
+    make, load = (
+        """
+import sys
+sys.modules["esper"] = None  # any import of it fails
+import torch
+from torch import nn
+from grown import grow
+torch.save(grow(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))), "whole.pt")
+""",
+        """
+import sys
+sys.modules["esper"] = None
+import torch
+assert torch.load("whole.pt", weights_only=False)(torch.randn(4, 5, 6)).shape == (4, 5, 3)
+""",
+    )
+    for script in (make, load):
+        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
 def test_a_shared_submodule_keeps_its_one_seed() -> None:

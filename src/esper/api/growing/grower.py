@@ -247,11 +247,12 @@ class Grower:
         tend_seeds(self.grafted)
 
     def export(self, path: Path | str | None = None) -> nn.Module:
-        """The model with the seeds that were kept, as a plain module: no slots, no hooks, nothing of Esper to load it.
+        """The model with the seeds that were kept, as a plain module: no slots, no hooks.
 
-        Seeds that are not kept yet are left out, which is said. With a path it is written too: `.pt2` as a
-        `torch.export` program, `.onnx` (needs the extra `onnx`), or `.py`, the code that rebuilds it from the
-        original model, with its weights beside it in a file `.pt`.
+        Seeds that are not kept yet are left out, which is said. With a path it is written too, so that nothing of
+        Esper is needed to load it: `.pt2` as a `torch.export` program, `.onnx` (needs the extra `onnx`), or `.py`, the
+        code that rebuilds it from the original model, with its weights beside it in a file `.pt`. A pickle of the
+        module itself can only be loaded where Esper is installed.
         """
         if not self.history and not int(self._signals.epoch):
             raise InputError("grower.step() was never called, so nothing could grow; call it after every epoch")

@@ -1,5 +1,6 @@
 """Putting a kept seed into a module. This file is copied into emitted code, so it uses nothing but torch."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,13 +34,30 @@ def insert_seed(model: nn.Module, path: str, seed: nn.Module) -> None:
     if kind.forward is nn.Sequential.forward:
         module.add_module(SEED_NAME, Residual(seed))
         return
+    module.__class__ = grown_class(kind)
+    module.add_module(SEED_NAME, seed)
+
+
+@cache
+def grown_class(kind: Any) -> Any:
+    """The subclass of `kind` whose instances return `h + seed(h)` where those of `kind` return `h`."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         h = kind.forward(self, *args, **kwargs)
         return h + getattr(self, SEED_NAME)(h).to(h.dtype)
 
-    module.__class__ = type(f"Grown{kind.__name__}", (kind,), {"forward": forward, "__module__": kind.__module__})
-    module.add_module(SEED_NAME, seed)
+    def reduce(self: Any, _protocol: Any) -> Any:
+        # By the class it was made from: pickle finds classes by name, and this one has no place to be found in.
+        return empty_grown, (kind,), self.__getstate__()
+
+    members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__}
+    return type(f"Grown{kind.__name__}", (kind,), members)
+
+
+def empty_grown(kind: Any) -> Any:
+    """An instance of the grown subclass of `kind` without anything in it yet, for copying and unpickling."""
+    grown = grown_class(kind)
+    return grown.__new__(grown)
 
 
 def give_bias(model: nn.Module, path: str) -> None:
