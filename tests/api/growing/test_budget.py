@@ -50,6 +50,7 @@ def test_no_budget_is_exceeded_in_ten_thousand_random_episodes(limits: Limits) -
     assert (germinated > EPISODES) == (limits.params > 0)
 
 
+@pytest.mark.filterwarnings("ignore:no seed fits into the budget")
 @settings(max_examples=15)
 @given(params=st.integers(0, 600), flops=st.integers(0, 2000), ratio=st.floats(0, 3), seed=st.integers(0, 99))
 def test_a_network_itself_stays_within_its_budget(params: int, flops: int, ratio: float, seed: int) -> None:
@@ -97,8 +98,31 @@ def test_culled_seeds_give_their_share_back() -> None:
         ({"flops": "many"}, "Budget.flops must be a whole number"),
         ({"ratio": float("nan")}, "Budget.ratio must be a number of 0 or more"),
         ({"ratio": True}, "Budget.ratio must be"),
+        ({}, "limits nothing; give it params, flops or ratio"),
     ],
 )
 def test_impossible_budgets_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         esper.Budget(**settings)
+
+
+@pytest.mark.parametrize("given", [1000, 0.2, {"params": 1000}])
+def test_a_budget_that_is_none_is_refused_with_what_to_write(given: Any) -> None:
+    with pytest.raises(InputError, match=r"as in budget=esper\.Budget\(params=1000\); got"):
+        make_grower(budget=given)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (esper.Budget(params=0), "seeds add at least 16 parameters, and the budget is 0 parameters"),
+        (esper.Budget(params=15), "seeds add at least 16 parameters, and the budget is 15 parameters"),
+        (esper.Budget(ratio=0.05), "seeds add at least 16 parameters, and the budget is 7 parameters"),
+        (esper.Budget(flops=7), "seeds add at least 8 operations, and the budget is 7 operations"),
+        (esper.Budget(params=90, flops=7), "16 parameters and 8 operations, and the budget is 90 parameters and 7 op"),
+    ],
+)
+def test_a_budget_into_which_nothing_fits_is_told_at_once_and_once(budget: esper.Budget, message: str) -> None:
+    with pytest.warns(UserWarning, match=f"so nothing will grow: .*{message}"):
+        grower = make_grower(controller="heuristic", budget=budget)
+    assert {decision.op for decision in grow(grower, 3)} == {Op.WAIT}  # a second warning would be an error here

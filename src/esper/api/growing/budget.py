@@ -13,7 +13,7 @@ from esper.leyline import NO_BLUEPRINT, InputError, Op
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most that all seeds together may add, at any moment. Where several limits are given, all hold."""
+    """The most that all seeds together may add, at any moment. At least one limit is given; of several, all hold."""
 
     params: int | None = None
     """Parameters."""
@@ -23,6 +23,11 @@ class Budget:
     """Parameters, as a share of the model's own: 0.2 lets it grow by a fifth."""
 
     def __post_init__(self) -> None:
+        if self.params is None and self.flops is None and self.ratio is None:
+            raise InputError(
+                "this Budget limits nothing; give it params, flops or ratio, as in Budget(params=1000), "
+                "or leave out the budget to grow without one"
+            )
         for spec in fields(self):
             value = getattr(self, spec.name)
             kind = float if spec.name == "ratio" else int

@@ -19,7 +19,14 @@ from esper.api.growing.exporting import export
 from esper.api.growing.files import read_growth, write_growth
 from esper.api.growing.guard import Guard
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
-from esper.api.growing.setup import checked_controller, chosen_sites, make_reporter, number_of_epochs
+from esper.api.growing.setup import (
+    checked_controller,
+    chosen_sites,
+    limits_of,
+    make_reporter,
+    number_of_epochs,
+    warn_if_nothing_fits,
+)
 from esper.api.growing.watch import OptimizerWatch, Watched
 from esper.api.growing.wrappers import unwrapped
 from esper.kasmina import Snapshot, check_actions, find_blueprint, graft, restore_snapshot, take_snapshot
@@ -94,7 +101,7 @@ class Grower:
         self._schedulers = list(schedulers)
         self._example = example
         self._host_params = sum(parameter.numel() for parameter in host.parameters())
-        self._limits = (budget or Budget()).of(self._host_params)
+        self._limits = limits_of(budget, self._host_params)
         self._price = torch.tensor([float(price)])
         self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
         own_seed = (torch.initial_seed() if seed is None else seed) % 2**62
@@ -109,6 +116,7 @@ class Grower:
             seed_groups="joined",
         )
         """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
+        warn_if_nothing_fits(self._limits, self.grafted)
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
         self._watch = OptimizerWatch(optimizer, self.grafted)

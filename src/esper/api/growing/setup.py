@@ -1,11 +1,13 @@
 """What a grower is given, made sure of before anything is touched."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from esper.kasmina import GraftedModel, propose_sites
+from esper.api.growing.budget import Budget, Limits
+from esper.kasmina import UNLIMITED, GraftedModel, propose_sites
 from esper.leyline import DEFAULT_NUM_SLOTS, InputError
 from esper.nissa import Hub
 from esper.tamiyo import Controller, controller_names, make_controller
@@ -31,6 +33,30 @@ def number_of_epochs(epochs: int | None) -> int | None:
     if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
         raise InputError(f"epochs must be a whole number of 1 or more; got {epochs!r}")
     return epochs
+
+
+def limits_of(budget: Budget | None, host_params: int) -> Limits:
+    """What a model of this size may add under `budget`; anything without one."""
+    if budget is None:
+        return Limits(UNLIMITED, UNLIMITED)
+    if not isinstance(budget, Budget):
+        raise InputError(f"budget must be a Budget, as in budget=esper.Budget(params=1000); got {budget!r}")
+    return budget.of(host_params)
+
+
+def warn_if_nothing_fits(limits: Limits, grafted: GraftedModel) -> None:
+    """Say so if the budget is too small for any seed in any slot: neither ever changes, so nothing would grow."""
+    catalogue = grafted.catalogue
+    if limits.masks(grafted.table, catalogue).blueprint.any():
+        return
+    amounts = [(limits.params, catalogue.params, "parameters"), (limits.flops, catalogue.flops, "operations")]
+    limited = [(limit, int(costs[catalogue.fits].min()), what) for limit, costs, what in amounts if limit != UNLIMITED]
+    least = " and ".join(f"{smallest:,} {what}" for _, smallest, what in limited)
+    most = " and ".join(f"{limit:,} {what}" for limit, _, what in limited)
+    warnings.warn(
+        f"no seed fits into the budget, so nothing will grow: seeds add at least {least}, and the budget is {most}",
+        stacklevel=3,
+    )
 
 
 def chosen_sites(
