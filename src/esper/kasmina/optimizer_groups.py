@@ -5,6 +5,7 @@ group that trains its neighbour, so that code which counts groups, as learning-r
 """
 
 import copy
+from itertools import takewhile
 from typing import Any, Literal
 
 import torch
@@ -34,9 +35,10 @@ def add_seed(
 ) -> None:
     """Let the optimiser train `seed`, with the settings of the group that trains its neighbour.
 
-    That is the submodule `path` of the host, or, where that has no trained parameter, the last one before it that
-    has. A group of the seed's own starts with the present settings (learning rate, decay, …) of that group; a seed
-    that joins it shares them for good.
+    That is the submodule `path` of the host, or, where the optimiser trains none of its parameters, what it trains
+    before it, and else after it. Where parts of that are in different groups, its weight matrix counts, not biases and
+    scales: the first in the submodule, or the one nearest before it. A group of the seed's own starts with the present
+    settings (learning rate, decay, …) of that group; a seed that joins it shares them for good.
     """
     reference = _group_for(optimizer, host, path)
     named = [(f"{slot_id}.{name}", parameter) for name, parameter in seed.named_parameters()]
@@ -85,16 +87,23 @@ def without_seeds(optimizer: Optimizer, slots: nn.Module, state: dict[str, Any])
 
 def _group_for(optimizer: Optimizer, host: nn.Module, path: str) -> dict[str, Any]:
     group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-    neighbour, reference = host.get_submodule(path), optimizer.param_groups[0]
-    for parameter in neighbour.parameters():
-        if id(parameter) in group_of:
-            return group_of[id(parameter)]
-    for module in host.modules():
-        if module is neighbour:
-            break
-        for parameter in module.parameters(recurse=False):
-            reference = group_of.get(id(parameter), reference)
-    return reference
+    neighbour = host.get_submodule(path)
+    before = list(takewhile(lambda module: module is not neighbour, host.modules()))
+    nearest_first = (
+        neighbour.parameters(),
+        (parameter for module in reversed(before) for parameter in module.parameters(recurse=False)),
+        host.parameters(),
+    )
+    for parameters in nearest_first:
+        trained = [parameter for parameter in parameters if id(parameter) in group_of]
+        if trained:
+            return group_of[id(min(trained, key=_is_vector))]  # the first of the matrices, if there are any
+    return optimizer.param_groups[0]
+
+
+def _is_vector(parameter: Tensor) -> bool:
+    """Whether it is a bias or a scale; those often are in a group without decay, where a seed does not belong."""
+    return parameter.ndim < 2
 
 
 def _adagrad_state(group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:

@@ -92,6 +92,63 @@ def test_seeds_join_the_group_of_their_neighbour() -> None:
         assert {id(parameter) for parameter in slot.parameters()} < {id(parameter) for parameter in group["params"]}
 
 
+class Normed(nn.Sequential):
+    """Biases and scales come before, after and between weights."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()
+        )
+
+
+def group_of_seed(model: nn.Sequential, optimizer: Optimizer, path: str) -> int:
+    """The group that a seed behind `path` joined with all its parameters."""
+    grower = make_grower(model=model, optimizer=optimizer, at=[path], evaluate=lambda: 0.5, controller=Script(LIFE))
+    grow(grower, 1)
+    seed = {id(parameter) for parameter in grower.grafted.slots.parameters()}
+    joined = [index for index, ids in enumerate(owned(grower)) if seed & set(ids)]
+    assert len(joined) == 1
+    assert seed <= set(owned(grower)[joined[0]])
+    return joined[0]
+
+
+@pytest.mark.parametrize("path", ["0", "0.1", "1", "2", "4"])
+@pytest.mark.parametrize("decay_group", [0, 1])
+def test_seeds_join_the_group_of_weights_where_biases_are_in_another(path: str, decay_group: int) -> None:
+    model = Normed()
+    weights = {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1}
+    others = {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}
+    groups = [weights, others] if decay_group == 0 else [others, weights]
+    assert group_of_seed(model, torch.optim.AdamW(groups), path) == decay_group
+
+
+def test_a_seed_behind_a_normalisation_joins_its_group() -> None:
+    model = Normed()
+    groups = [{"params": [*model[2].parameters()]}, {"params": [*model[3].parameters()]}]
+    assert group_of_seed(model, torch.optim.AdamW(groups), "3") == 1
+
+
+def test_a_seed_before_everything_that_is_trained_joins_what_comes_after_it_in_its_own_model() -> None:
+    model, other = make_mlp(), make_mlp()
+    groups = [{"params": [*other.parameters()], "lr": 1e-5}, {"params": [*model[4].parameters()], "lr": 1e-2}]
+    assert group_of_seed(model, torch.optim.AdamW(groups), "1") == 1
+
+
+@pytest.mark.parametrize("frozen", ["not in the optimiser", "without gradients", "both"])
+def test_a_seed_behind_layers_that_are_not_trained_learns(frozen: str) -> None:
+    model = make_mlp()
+    model[0].requires_grad_(frozen == "not in the optimiser")
+    owner = model if frozen == "without gradients" else model[2:]
+    grower = make_grower(model=model, optimizer=torch.optim.AdamW(owner.parameters(), lr=1e-2), controller=Script(LIFE))
+    layer = [parameter.detach().clone() for parameter in model[0].parameters()]
+    grow(grower, 1)
+    start = [parameter.detach().clone() for parameter in grower.grafted.slots.parameters()]
+    grow(grower, 3)
+    pairs = zip(grower.grafted.slots.parameters(), start, strict=True)
+    assert all(not torch.equal(now, then) for now, then in pairs)
+    assert_same(list(model[0].parameters()), layer)
+
+
 def test_named_parameters_stay_named() -> None:
     model = make_mlp()
     optimizer = torch.optim.AdamW(model.named_parameters(), lr=1e-2)
