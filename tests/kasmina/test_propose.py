@@ -69,6 +69,59 @@ def test_blocks_are_proposed_in_order(model: nn.Module, example: Tensor, count: 
     graft(model, at=expected, example=example)
 
 
-def test_a_model_without_a_place_is_told_what_to_do() -> None:
-    with pytest.raises(InputError, match="no place to grow was found"):
-        propose_sites(nn.LSTM(4, 4), torch.randn(3, 2, 4), 3)
+class Formula(nn.Module):
+    """Weights, and no submodule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class Activated(Formula):
+    """A submodule, but without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.act(x @ self.weight)
+        return result
+
+
+class Recurrent(nn.Module):
+    """Its only submodule returns a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.cell(x)[0]
+        return result
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "message"),
+    [
+        (nn.Linear(4, 2), torch.randn(3, 4), r"this model has none; .* pass torch\.nn\.Sequential\(model\)"),
+        (Formula(), torch.randn(3, 4), "slots go behind submodules, and this model has none"),
+        (Activated(), torch.randn(3, 4), r"has weights; name those to use, as in at=\['act'\]$"),
+        (nn.Sequential(nn.Tanh()), torch.randn(3, 2, 4), r"as in at=\{'0': 'features'\} for the last axis, of: 0$"),
+        (Recurrent(), torch.randn(3, 2, 4), "no submodule returns one plain floating-point tensor with a width"),
+        (nn.Sequential(nn.Flatten(0)), torch.randn(3, 4), "no submodule returns one plain floating-point tensor"),
+    ],
+)
+def test_a_model_without_a_place_is_told_what_helps(model: nn.Module, example: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=f"no place to grow was found: .*{message}"):
+        propose_sites(model, example, 3)
+
+
+def test_what_a_model_without_a_place_is_advised_works() -> None:
+    for model in (nn.Linear(4, 2), Formula()):
+        assert propose_sites(nn.Sequential(model), torch.randn(3, 4), 3) == ["0"]
+    graft(Activated(), at=["act"], example=torch.randn(3, 4))
+    graft(nn.Sequential(nn.Tanh()), at={"0": "features"}, example=torch.randn(3, 2, 4))

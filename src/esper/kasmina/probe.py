@@ -74,6 +74,17 @@ def survey(model: nn.Module, example: Example) -> list[Candidate]:
     return list(found.values())
 
 
+def unclear_sites(model: nn.Module, example: Example) -> list[str]:
+    """Submodules behind which a slot can go only if it is told which family their output belongs to."""
+    modules = _submodules(model)
+    outputs, batch = _outputs(model, modules, example)[0], _batch_size(model, example)
+    told, untold = (
+        _usable(modules, lambda name, family=family: _read_site(modules[name], outputs[name], family, batch))
+        for family in (Family.FEATURES, None)
+    )
+    return [name for name in told if name not in untold and len(outputs[name][0].shape) > 1]
+
+
 def _submodules(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
 

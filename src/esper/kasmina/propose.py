@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from esper.kasmina.probe import Candidate, Example, survey
+from esper.kasmina.probe import Candidate, Example, survey, unclear_sites
 from esper.leyline import InputError
 
 
@@ -18,13 +18,31 @@ def propose_sites(model: nn.Module, example: Example, count: int) -> list[str]:
     useful = [candidate for candidate in candidates if not candidate.returned] or candidates
     blocks = _repeated(model, useful) or _layers(useful)
     if not blocks:
-        raise InputError(
-            "no place to grow was found: no submodule returns one floating-point tensor whose width can be told; "
-            "name submodules with their family, as in at={'encoder': 'features'}"
-        )
+        raise InputError(f"no place to grow was found: {_what_is_missing(model, example, useful)}")
     chosen = [blocks[round((index + 1) * len(blocks) / count) - 1] for index in range(count)]
     settled = [_behind_activation(block, useful).path for block in (chosen if len(blocks) > count else blocks)]
     return list(dict.fromkeys(settled))
+
+
+def _what_is_missing(model: nn.Module, example: Example, candidates: Sequence[Candidate]) -> str:
+    """Why there is no proposal, with advice that helps for this model."""
+    if not any(True for _ in model.children()):
+        return (
+            "slots go behind submodules, and this model has none; build it from submodules that return one tensor "
+            "each, or, if it returns one itself, pass torch.nn.Sequential(model) to grow behind its output"
+        )
+    if candidates:
+        names = [candidate.path for candidate in candidates]
+        return f"no submodule behind which a slot can go has weights; name those to use, as in at={names}"
+    if unclear := unclear_sites(model, example):
+        return (
+            f"no submodule tells which axis of its output is the width; name one with its family, as in "
+            f"at={{{unclear[0]!r}: 'features'}} for the last axis, of: {', '.join(unclear)}"
+        )
+    return (
+        "no submodule returns one plain floating-point tensor with a width beside the batch; let the part that should "
+        "grow be a submodule that does"
+    )
 
 
 def _repeated(model: nn.Module, candidates: Sequence[Candidate]) -> list[Candidate]:

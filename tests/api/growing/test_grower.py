@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.kasmina import take_snapshot
-from esper.leyline import EventType, Op, Stage, TrainingFailedError
+from esper.leyline import EventType, InputError, Op, Stage, TrainingFailedError
 from esper.nissa import Hub, MemorySink
 from tests.api.growing.builders import (
     LIFE,
@@ -37,6 +38,40 @@ def test_a_life_is_told_in_sentences() -> None:
     assert grower.grafted.slot("1").stage is Stage.FOSSILIZED
     assert [decision.op for decision in grower.history] == [Op.GERMINATE, *[Op.WAIT] * 5, Op.FOSSILIZE]
     assert grower.history[-1].added_params == 304
+
+
+class TwoInputs(nn.Module):
+    """Takes two tensors, one by one or as one tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, left: Tensor | tuple[Tensor, Tensor], right: Tensor | None = None) -> Tensor:
+        if isinstance(left, tuple):
+            left, right = left
+        assert right is not None
+        result: Tensor = self.out(self.mix(left + right))
+        return result
+
+
+@pytest.mark.parametrize("kind", ["positional", "list", "keywords", "one tuple"])
+def test_an_example_stands_for_the_arguments_of_the_model(kind: str) -> None:
+    x, _ = make_data()
+    examples = {"positional": (x, x), "list": [x, x], "keywords": {"left": x, "right": x}, "one tuple": ((x, x),)}
+    grower = make_grower(model=TwoInputs(), at="auto", example=examples[kind], evaluate=lambda: 0.5)
+    assert [site.path for site in grower.grafted.sites] == ["mix"]
+
+
+def test_a_family_is_told_by_a_mapping_where_axes_are_ambiguous() -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Linear(6, 3))
+    settings: dict[str, Any] = {"model": model, "example": torch.randn(4, 5, 6), "evaluate": lambda: 0.5}
+    with pytest.raises(InputError, match="does not tell which axis of its output"):
+        make_grower(**settings, at=["0"])
+    for family, width in (("features", 6), ("conv1d", 5)):
+        grower = make_grower(**{**settings, "model": copy.deepcopy(model)}, at={"0": family})
+        assert grower.grafted.sites[0].shape.width == width
 
 
 def test_culling_and_a_free_slot_are_told_too() -> None:
