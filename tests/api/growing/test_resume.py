@@ -57,6 +57,8 @@ def test_a_killed_growth_goes_on_bit_for_bit(controller: str, middle: bool, tmp_
     assert_same(one.groups[0].states, other.groups[0].states)
     assert one.groups[0].settings == other.groups[0].settings
     assert one.table.equals(other.table)
+    assert [str(decision) for decision in resumed.history] == [str(decision) for decision in grower.history]
+    assert len(resumed.history) == 16
 
 
 def test_a_rollback_after_resuming_returns_to_the_same_epoch(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """What a step of growth did and why: as data, and as a sentence."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 from esper.kasmina import Site, SlotTable, Transitions, find_blueprint
 from esper.leyline import POINTS, Op, Stage
@@ -34,6 +35,15 @@ class Decision:
     """What seeds did by themselves, each as a clause."""
     rolled_back: str | None = None
     """Why the epoch was undone; None if it was good."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As built-in types."""
+        return asdict(self) | {"op": int(self.op)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        return cls(**{**data, "op": Op(data["op"])})
 
     def __str__(self) -> str:
         return "; ".join([self._deed(), *self.moved])

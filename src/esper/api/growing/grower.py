@@ -282,6 +282,7 @@ class Grower:
             "guard": self._guard.state_dict(),
             "watch": self._watch.state_dict(),
             "first_loss": self._evaluator.first_loss,
+            "history": [decision.to_dict() for decision in self.history],
             "seeds": self.grafted.generator.get_state(),
             "dice": torch.get_rng_state(),
         }
@@ -298,6 +299,7 @@ class Grower:
         self._guard.load_state_dict(state["guard"])
         self._watch.load_state_dict(state["watch"])
         self._evaluator.first_loss = state["first_loss"]
+        self.history = [Decision.from_dict(decision) for decision in state["history"]]
         self.grafted.generator.set_state(state["seeds"])
         if hasattr(self._controller, "load_state_dict"):
             self._controller.load_state_dict(state["controller"])
