@@ -43,6 +43,14 @@ def _limit() -> Iterator[None]:
     watchdog.cancel()
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """A shell that starts tests in the background lets them ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
     made = esper.make_env(tiny_task(), envs=3, episode_length=5, seed=3, executor="loop", workers=2)
@@ -94,6 +102,7 @@ def test_a_killed_process_is_noticed_and_replaced(pool: WorkerPool) -> None:
     assert torch.equal(epochs, torch.where(step.info.dropped, 1, 3))
 
 
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupt_can_be_survived_by_closing_and_nothing_is_left(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
