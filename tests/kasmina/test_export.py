@@ -137,6 +137,18 @@ def test_several_seeds_of_mixed_kinds_are_folded_together() -> None:
     copy.deepcopy(folded.network)(x).sum().backward()
 
 
+def test_an_export_can_be_grown_again_behind_the_same_submodules() -> None:
+    network: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    x = torch.randn(4, 6)
+    for blueprint in ("mlp", "gated", "norm"):
+        grafted = grown(network, {"1": blueprint, "2": blueprint}, x)
+        network = fold(grafted, x).network
+        torch.testing.assert_close(network(x), grafted(x), rtol=0, atol=1e-5)
+    names = {name.rpartition(SEED_NAME)[2].split(".")[0] for name in network.state_dict() if SEED_NAME in name}
+    assert names == {"", "_2", "_3"}
+    torch.testing.assert_close(pickle.loads(pickle.dumps(network))(x), network(x), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
 def test_exports_can_be_copied_and_pickled_whole(copied: Any) -> None:
     model, x = Tied(), torch.randint(7, (4, 5))

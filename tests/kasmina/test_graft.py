@@ -200,6 +200,7 @@ def test_keyword_and_positional_examples_work() -> None:
         (["recurrent"], "its output is a tuple, not one tensor. Slots can go after: left, right"),
         (["pick"], "torch.int64, not a plain tensor of floating-point numbers. Slots can go after: left, right"),
         (["scalar"], "no width beside the batch. Slots can go after: left, right"),
+        ({"scalar": "features"}, "no width beside the batch"),
         (["unused"], "did not call it on the example"),
         ({"left": "tensor"}, "unknown family 'tensor'; choose one of: conv2d, conv1d, features"),
         ({"left": "conv2d"}, "does not fit the family conv2d"),

@@ -82,7 +82,7 @@ def unclear_sites(model: nn.Module, example: Example) -> list[str]:
         _usable(modules, lambda name, family=family: _read_site(modules[name], outputs[name], family, batch))
         for family in (Family.FEATURES, None)
     )
-    return [name for name in told if name not in untold and len(outputs[name][0].shape) > 1]
+    return [name for name in told if name not in untold]
 
 
 def _submodules(model: nn.Module) -> dict[str, nn.Module]:
@@ -177,6 +177,8 @@ def _read_site(module: nn.Module, calls: list[Any], family: str | None, batch: i
     if len(set(calls)) > 1:
         raise InputError(f"it is called several times with different shapes: {[list(c.shape) for c in calls]}")
     shape = calls[0].shape
+    if len(shape) < 2:
+        raise InputError(f"its output of shape {list(shape)} has no width beside the batch")
     found = site_shape(Family(family) if family else infer_family(module, shape), shape, batch)
     return found, calls[0].dtype
 

@@ -76,8 +76,6 @@ def infer_family(module: nn.Module, shape: tuple[int, ...]) -> Family:
     axes decide. Where they contradict each other, or where there are none and the rank alone does not
     tell, the answer is an error: a wrong guess would grow along the wrong axis.
     """
-    if len(shape) < 2:
-        raise InputError(f"its output of shape {list(shape)} has no width beside the batch")
     readings = {Family.FEATURES for layer in module.modules() if _features(layer) == shape[-1]}
     if any(_channels(layer) == shape[1] for layer in module.modules()):
         readings.add(_CHANNEL_FAMILIES.get(len(shape), Family.FEATURES))

@@ -27,36 +27,44 @@ def insert_seed(model: nn.Module, path: str, seed: nn.Module) -> None:
     """Let the submodule `path` of `model` return `h + seed(h)` where it returned `h`.
 
     It keeps its names, attributes and children, and becomes an instance of a subclass of its class; a sequence
-    gets one more layer instead.
+    gets one more layer instead. Where an earlier growth has left seeds already, this one comes after them.
     """
     module = model.get_submodule(path)
+    count = sum(name.startswith(SEED_NAME) for name, _ in module.named_children())
     kind: Any = type(module)
     if kind.forward is nn.Sequential.forward:
-        module.add_module(SEED_NAME, Residual(seed))
+        module.add_module(seed_name(count), Residual(seed))
         return
-    module.__class__ = grown_class(kind)
-    module.add_module(SEED_NAME, seed)
+    module.__class__ = grown_class(kind.__base__ if count else kind, count + 1)
+    module.add_module(seed_name(count), seed)
+
+
+def seed_name(index: int) -> str:
+    """What the child is called that holds seed number `index` of a submodule."""
+    return SEED_NAME if index == 0 else f"{SEED_NAME}_{index + 1}"
 
 
 @cache
-def grown_class(kind: Any) -> Any:
-    """The subclass of `kind` whose instances return `h + seed(h)` where those of `kind` return `h`."""
+def grown_class(kind: Any, seeds: int) -> Any:
+    """The subclass of `kind` whose instances add what their seeds make of it, one after another, to its output."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         h = kind.forward(self, *args, **kwargs)
-        return h + getattr(self, SEED_NAME)(h).to(h.dtype)
+        for index in range(seeds):
+            h = h + getattr(self, seed_name(index))(h).to(h.dtype)
+        return h
 
     def reduce(self: Any, _protocol: Any) -> Any:
         # By the class it was made from: pickle finds classes by name, and this one has no place to be found in.
-        return empty_grown, (kind,), self.__getstate__()
+        return empty_grown, (kind, seeds), self.__getstate__()
 
     members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__}
     return type(f"Grown{kind.__name__}", (kind,), members)
 
 
-def empty_grown(kind: Any) -> Any:
+def empty_grown(kind: Any, seeds: int) -> Any:
     """An instance of the grown subclass of `kind` without anything in it yet, for copying and unpickling."""
-    grown = grown_class(kind)
+    grown = grown_class(kind, seeds)
     return grown.__new__(grown)
 
 
