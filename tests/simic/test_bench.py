@@ -11,7 +11,7 @@ def test_without_the_peer_the_benchmark_says_so_and_still_times_us(monkeypatch: 
     monkeypatch.setattr(bench, "_peer_missing", lambda: "sb3-contrib is not installed")
     result = json.loads(json.dumps(bench.bench_ppo_update((16,), repeats=1)))
     assert set(result["ppo_update"]["ours_s"]) == set(result["act_step_ms"]) == {"16"}
-    assert result["ppo_update"]["ours_s"]["16"] > 0
+    assert min(result["ppo_update"][name]["16"] for name in ("ours_s", "lstm_s")) > 0
     assert result["ppo_update"]["sb3_s"] is None
     assert "not installed" in result["ppo_update"]["note"]
 

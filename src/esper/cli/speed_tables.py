@@ -34,10 +34,12 @@ def print_speed(report: dict[str, Any]) -> None:
     console.print(table)
 
     update = report["ppo_update"]
-    table = Table("LSTM", "our update, s", "RecurrentPPO, s", "ratio", "one decision, ms", box=box.SIMPLE)
+    columns = ("LSTM", "our update, s", "its LSTM calls, s", "RecurrentPPO, s", "ratio", "one decision, ms")
+    table = Table(*columns, box=box.SIMPLE)
     for size, ours in update["ours_s"].items():
         theirs = [f"{update[key][size]:.2f}" if update[key] else "-" for key in ("sb3_s", "speedup")]
-        table.add_row(size, f"{ours:.3f}", *theirs, f"{report['act_step_ms'][size]:.2f}")
+        calls, decision = update["lstm_s"][size], report["act_step_ms"][size]
+        table.add_row(size, f"{ours:.3f}", f"{calls:.3f}", *theirs, f"{decision:.2f}")
     console.print(table)
     if update["note"]:
         console.print(update["note"], markup=False)

@@ -82,21 +82,23 @@ def bench_ppo_update(lstm_sizes: tuple[int, ...] = LSTM_SIZES, repeats: int = 3)
     `ppo_update.ours_s` and `ppo_update.sb3_s` map LSTM size to CPU-seconds of one update, `ppo_update.speedup` to
     their ratio, `act_step_ms` to CPU-milliseconds of one decision for all environments. RecurrentPPO comes as it is,
     with an LSTM each for actor and critic, and (`shared_lstm`) with one for both, as ours. Without sb3-contrib its
-    entries are None and `ppo_update.note` says how to get it.
+    entries are None and `ppo_update.note` says how to get it. `ppo_update.lstm_s` is the part of an update that no
+    learner around `nn.LSTM` can save: its calls and their gradients, with nothing before, between or after them.
     """
     torch.set_num_threads(1)
     ours: dict[str, float] = {}
     theirs: dict[str, float] = {}
     shared: dict[str, float] = {}
+    lstm: dict[str, float] = {}
     act: dict[str, float] = {}
     peer_missing = _peer_missing()
     for size in lstm_sizes:
-        contenders = {"ours": _our_update(size)}
+        contenders = {"ours": _our_update(size), "lstm": _lstm_calls(size)}
         if peer_missing is None:
             contenders["sb3"] = _sb3_update(size, {})
             contenders["sb3 shared"] = _sb3_update(size, {"shared_lstm": True, "enable_critic_lstm": False})
         medians = _interleaved(contenders, repeats)
-        ours[str(size)] = medians["ours"]
+        ours[str(size)], lstm[str(size)] = medians["ours"], medians["lstm"]
         if peer_missing is None:
             theirs[str(size)], shared[str(size)] = medians["sb3"], medians["sb3 shared"]
         act[str(size)] = 1000.0 * _act_step_seconds(size)
@@ -113,6 +115,7 @@ def bench_ppo_update(lstm_sizes: tuple[int, ...] = LSTM_SIZES, repeats: int = 3)
         },
         "ppo_update": {
             "ours_s": ours,
+            "lstm_s": lstm,
             "sb3_s": theirs or None,
             "sb3_shared_lstm_s": shared or None,
             "speedup": {size: theirs[size] / ours[size] for size in theirs} or None,
@@ -173,6 +176,18 @@ def _our_update(lstm_size: int) -> Callable[[], float]:
         return _cpu_seconds(agent.update)
 
     return run
+
+
+def _lstm_calls(lstm_size: int) -> Callable[[], float]:
+    lstm = torch.nn.LSTM(OBS_DIM, lstm_size, batch_first=True)
+    batch = torch.randn(ENVS // MINIBATCHES, STEPS, OBS_DIM, requires_grad=True)
+
+    def calls() -> None:
+        for _ in range(EPOCHS * MINIBATCHES):
+            output, _ = lstm(batch)
+            torch.autograd.grad(output, [batch, *lstm.parameters()], torch.ones_like(output))
+
+    return lambda: _cpu_seconds(calls)
 
 
 def _sb3_update(lstm_size: int, policy_options: dict[str, Any]) -> Callable[[], float]:
