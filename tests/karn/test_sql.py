@@ -67,6 +67,14 @@ def test_a_round_that_was_played_again_counts_once(tmp_path: Path) -> None:
     assert query(tmp_path, "select payload->>'seed' from events where round = 1").rows == [("1",)]
 
 
+def test_rows_are_in_the_order_of_the_log(tmp_path: Path) -> None:
+    sink = JsonLinesSink(tmp_path / "events.jsonl")
+    for number in range(1, 41):
+        sink.write(EpisodeStarted(task="t", seed=number, host_params=1).event(round_=number))
+    sink.close()
+    assert query(tmp_path, "select round from events").rows == [(number,) for number in range(1, 41)]
+
+
 def test_an_empty_log_has_empty_views(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").touch()
     assert all(query(tmp_path, f"select * from {view}").rows == [] for view in VIEWS)

@@ -25,12 +25,18 @@ _LARGEST_LINE = 64 * 1024 * 1024
 _ATTEMPTS = """
 CREATE TABLE starts AS SELECT timestamp FROM log WHERE type = 'run_started';
 CREATE TABLE events AS
-    SELECT * EXCLUDE (attempt) FROM (
-        SELECT log.*, (SELECT count(*) FROM starts WHERE starts.timestamp <= log.timestamp) AS attempt FROM log
+    SELECT * EXCLUDE (attempt, line) FROM (
+        SELECT log.*, rowid AS line,
+            (SELECT count(*) FROM starts WHERE starts.timestamp <= log.timestamp) AS attempt
+        FROM log
     )
-    QUALIFY round IS NULL OR attempt = max(attempt) OVER (PARTITION BY round);
+    QUALIFY round IS NULL OR attempt = max(attempt) OVER (PARTITION BY round)
+    ORDER BY line;
 """
-"""A round that a stopped run had begun is played again when it is resumed: only the last time counts."""
+"""A round that a stopped run had begun is played again when it is resumed: only the last time counts.
+
+Rows are in the order of the log, which people expect of a table that they have not ordered.
+"""
 
 
 def _take(kind: str, names: str, of: str = "payload") -> str:

@@ -66,6 +66,7 @@ from esper.leyline.thresholds import (
     SEED_EXPLODING_GRADIENT,
     SEED_VANISHING_GRADIENT,
     VALUE_DIVERGENCE,
+    VALUE_WARM_UP,
 )
 
 __all__ = [
@@ -125,6 +126,7 @@ __all__ = [
     "TRAINING_EPOCHS",
     "TRANSITIONS",
     "VALUE_DIVERGENCE",
+    "VALUE_WARM_UP",
     "Action",
     "Blend",
     "EsperError",

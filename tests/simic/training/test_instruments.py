@@ -13,6 +13,7 @@ from esper.leyline import EventType, TelemetryEvent
 from esper.nissa import Hub, MemorySink, payload_of, read_events
 from esper.nissa.events import UpdateCompleted
 from esper.simic.agent.update_log import empty_metrics
+from esper.simic.telemetry import AnomalyKind
 from esper.simic.training import Trainer, collect_round
 from esper.simic.training.instruments import value_growth
 from tests.simic.agent.test_transfers import ReadCounter
@@ -158,3 +159,16 @@ def test_a_critic_grows_worse_by_its_error_or_by_the_spread_of_it(
     metrics["optimizer_steps"], metrics["value_mse_before"], metrics["explained_variance"] = 1, 1.0, 0.5
     metrics["value_mse_after"], metrics["explained_variance_after"] = mse_after, explained_after
     assert value_growth(metrics) == pytest.approx(growth)
+
+
+def test_a_new_critic_may_overshoot_but_an_older_one_may_not() -> None:
+    trainer = Trainer(tiny_config())
+    found = []
+    for number in (1, 2, 3):
+        trainer._instruments.begin(number, trainer.agent, trainer.world)
+        outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, number)
+        trainer._instruments.collected(outcome, trainer.agent, trainer.world)
+        metrics = trainer.agent.update()
+        metrics["value_mse_after"] = 2 * metrics["value_mse_before"]
+        found.append([anomaly.kind for anomaly in trainer._instruments.updated(metrics, trainer.agent)])
+    assert [AnomalyKind.VALUE_DIVERGENCE in kinds for kinds in found] == [False, False, True]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import Site, find_blueprint
-from esper.leyline import Blend, EventType, Op, Severity, TelemetryEvent
+from esper.leyline import VALUE_WARM_UP, Blend, EventType, Op, Severity, TelemetryEvent
 from esper.nissa import Hub
 from esper.nissa.events import DecisionsRecorded, EpisodeEnded, Payload, UpdateExamined
 from esper.simic.agent.ppo import PPOAgent
@@ -130,7 +130,7 @@ class Instruments:
             head_entropies=entropies,
             kl=metrics["joint_kl"],
             drift=drift.indicator if drift.finite else None,
-            value_growth=value_growth(metrics),
+            value_growth=value_growth(metrics) if self._round > VALUE_WARM_UP else None,
             lstm=self._lstm,
             seeds=self._seeds,
             current_episode=self._round,
