@@ -9,6 +9,7 @@ from torch import Tensor
 
 from esper.leyline import NUM_BLUEPRINTS, SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, Op
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.types import Hidden
 from esper.simic.control import RunningMeanStd
 from esper.simic.training.world import GrowthWorld, Transition
 
@@ -174,9 +175,6 @@ def collect_round(
             played = advice if watch else played
             decision = decision._replace(actions=advice.to(agent.device))
         step = world.step(played)
-        bootstrap = None
-        if not agent.horizon_is_terminal and step.truncated.any():
-            bootstrap = agent.value(normalizer.normalize(step.observations).to(agent.device), decision.hidden)
         agent.buffer.add_step(
             normalized,
             masks,
@@ -185,7 +183,7 @@ def collect_round(
             step.rewards,
             step.terminated | step.truncated,
             step.truncated,
-            bootstrap_values=bootstrap,
+            bootstrap_values=_values_after(step, agent, normalizer, decision.hidden),
             raw_obs=observations,
             active=running,
         )
@@ -195,3 +193,10 @@ def collect_round(
         check_interrupt()
     agent.buffer.step_counts[tally.dropped] = 0  # nothing is learned from episodes that were lost
     return tally.outcome()
+
+
+def _values_after(step: Transition, agent: PPOAgent, normalizer: RunningMeanStd, hidden: Hidden) -> Tensor | None:
+    """What the state after `step` is worth, if an episode was cut off there and went on being worth something."""
+    if agent.horizon_is_terminal or not step.truncated.any():
+        return None
+    return agent.value(normalizer.normalize(step.observations).to(agent.device), hidden)
