@@ -90,20 +90,18 @@ def ratio_statistics(log_ratio: Tensor, active: Tensor, valid: Tensor, clip_rati
     Per step and head k = (r - 1) - ln r, which is never negative and whose mean is the KL. The joint KL sums over
     heads, by the chain rule of a factored policy, and averages over steps; heads that did not matter add nothing.
     """
-    log_ratio = torch.where(active, log_ratio, 0.0).flatten(0, -2)
     ratio = log_ratio.exp()
-    kls = (log_ratio.expm1() - log_ratio).sum(0)  # unlike (ratio - 1), expm1 loses nothing when the ratio is close to 1
-    clipped = ((ratio - 1.0).abs() > clip_ratio).sum(0)
-    counts = active.flatten(0, -2).sum(0)
-    head_max, head_min = ratio.amax(0), ratio.amin(0)
+    kl = log_ratio.expm1() - log_ratio  # unlike (ratio - 1), expm1 loses nothing when the ratio is close to 1
+    steps = valid.sum().clamp(min=1)
+    clipped = active & ((ratio - 1.0).abs() > clip_ratio)
     return RatioStatistics(
-        kls.sum() / valid.sum().clamp(min=1),
-        kls / counts.clamp(min=1),
-        clipped.sum() / counts.sum().clamp(min=1),
-        head_max.max(),
-        head_min.min(),
+        torch.where(active, kl, 0.0).sum() / steps,
+        masked_mean(kl, active),
+        clipped.sum() / active.sum().clamp(min=1),
+        ratio.max(),
+        ratio.min(),
         ratio.isfinite().all(),
-        clipped / counts.clamp(min=1),
-        head_max,
-        head_min,
+        masked_mean(clipped.to(ratio.dtype), active),
+        ratio.flatten(0, -2).amax(0),
+        ratio.flatten(0, -2).amin(0),
     )

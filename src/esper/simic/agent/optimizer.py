@@ -1,6 +1,6 @@
 """The optimiser of the policy, its parameter groups, and gradient clipping with the norms before and after."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -57,35 +57,23 @@ def adam_kernels(device: torch.device) -> dict[str, Any]:
 
 
 class GradientNorms(NamedTuple):
-    """Norms of one step, on the device: per unit `[U]`, all together, and all together once clipped.
-
-    `factors [U]` are what each unit is to be multiplied with to clip it.
-    """
+    """Norms of one step, on the device: one per unit `[U]` before clipping, and the total before and after."""
 
     units: Tensor
     total: Tensor
     post_clip: Tensor
-    factors: Tensor
 
 
-def gradient_norms(units: Mapping[str, list[nn.Parameter]], max_norm: float, mode: GradClipMode) -> GradientNorms:
-    """Norms before and after clipping each unit to `max_norm`, or all together, without waiting for the device."""
-    gradients = [_gradients(parameters) for parameters in units.values()]
-    norms = torch.stack(torch._foreach_norm([gradient for part in gradients for gradient in part]))
-    norms = torch.stack([torch.linalg.vector_norm(part) for part in norms.split([len(part) for part in gradients])])
+def clip_gradients(units: Mapping[str, list[nn.Parameter]], max_norm: float, mode: GradClipMode) -> GradientNorms:
+    """Clip each unit to `max_norm`, or all together, in place and without waiting for the device."""
+    names = [name for name, parameters in units.items() for p in parameters if p.grad is not None]
+    gradients = [p.grad for parameters in units.values() for p in parameters if p.grad is not None]
+    owner = torch.tensor([list(units).index(name) for name in names], device=gradients[0].device)
+    squares = torch.stack(torch._foreach_norm(gradients)).square()
+    norms = squares.new_zeros(len(units)).index_add(0, owner, squares).sqrt()
     total = torch.linalg.vector_norm(norms)
     limited = norms if mode == "per_head" else total.expand_as(norms)
     # The same small number as in torch's own clipping keeps a zero norm from dividing by zero.
     factors = (max_norm / (limited + 1e-6)).clamp(max=1.0)
-    return GradientNorms(norms, total, torch.linalg.vector_norm(norms * factors), factors)
-
-
-def scale_gradients(units: Mapping[str, list[nn.Parameter]], factors: Sequence[float]) -> None:
-    """Multiply the gradients of each unit with its factor, in place."""
-    for parameters, factor in zip(units.values(), factors, strict=True):
-        if factor != 1.0:
-            torch._foreach_mul_(_gradients(parameters), factor)
-
-
-def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    torch._foreach_mul_(gradients, factors[owner].unbind())
+    return GradientNorms(norms, total, torch.linalg.vector_norm(norms * factors))

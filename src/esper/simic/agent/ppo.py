@@ -46,13 +46,7 @@ from esper.simic.agent.losses import (
     value_loss,
 )
 from esper.simic.agent.network import Decision, FactoredRecurrentActorCritic, NetworkOutput, last_layer
-from esper.simic.agent.optimizer import (
-    GradClipMode,
-    build_optimizer,
-    gradient_norms,
-    parameter_units,
-    scale_gradients,
-)
+from esper.simic.agent.optimizer import GradClipMode, build_optimizer, clip_gradients, parameter_units
 from esper.simic.agent.return_scale import ReturnScale
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.sequences import SequenceBatch, minibatches
@@ -344,13 +338,12 @@ class PPOAgent:
         if self.target_kl is not None and report.scalars["approx_kl"] > KL_STOP_MULTIPLIER * self.target_kl:
             log.early_stopped = True
             return False
-        scale_gradients(self._units, report.clip_factors)
         self.optimizer.step()
         log.optimizer_steps += 1
         return True
 
     def _backward(self, part: SequenceBatch, reference: Tensor, weights: Tensor) -> tuple[MinibatchReport, Tensor]:
-        """Gradients of one minibatch, not clipped yet, and its numbers."""
+        """Gradients of one minibatch, clipped, and its numbers; the optimiser has not moved yet."""
         evaluation = self._base_network.evaluate_actions(part.obs, part.actions, part.selected, part.hidden)
         log_ratio = log_ratios(evaluation.log_probs, part.old_log_probs, part.active)
         policy, _ = policy_loss(log_ratio, part.advantages, part.active, self.clip_ratio)
@@ -370,7 +363,7 @@ class PPOAgent:
         if self.observer is not None:
             losses = {"policy": policy.detach(), "value": value.detach(), "total": total.detach()}
             self.observer.minibatch(part, evaluation.log_probs.detach(), losses)
-        norms = gradient_norms(self._units, self.max_grad_norm, self.grad_clip_mode)
+        norms = clip_gradients(self._units, self.max_grad_norm, self.grad_clip_mode)
         statistics = ratio_statistics(log_ratio.detach(), part.active, part.valid, self.clip_ratio)
         return fetch_report(policy, value, total, entropies, statistics, norms), log_ratio.detach()
 

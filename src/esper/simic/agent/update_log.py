@@ -33,8 +33,6 @@ class MinibatchReport(NamedTuple):
     head_ratio_min: list[float]
     grad_norms: list[float]
     """Per head, then value, then trunk."""
-    clip_factors: list[float]
-    """Likewise: what gradients are to be multiplied with."""
 
     @property
     def ratios_finite(self) -> bool:
@@ -66,7 +64,7 @@ def fetch_report(
         "post_clip_grad_norm": norms.post_clip,
     }
     per_head = (ratios.head_kls, ratios.head_clip_fractions, ratios.head_ratio_max, ratios.head_ratio_min)
-    parts = [torch.stack(list(scalars.values())), entropies, *per_head, norms.units, norms.factors]
+    parts = [torch.stack(list(scalars.values())), entropies, *per_head, norms.units]
     numbers = iter(torch.cat(parts).tolist())
     first, *lists = ([next(numbers) for _ in part] for part in parts)
     return MinibatchReport(dict(zip(scalars, first, strict=True)), *lists)

@@ -8,9 +8,10 @@ the update itself uses the sampled branch.
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from esper.simic.control.action_masks import masked_log_softmax
+from esper.leyline import MASK_FILL
 from esper.simic.control.action_spec import ActionSpec, Head, Masks, relevance_table
 
 
@@ -34,7 +35,7 @@ def _conditional_log_probs(spec: ActionSpec, logits: Tensor, masks: Masks) -> di
         head_logits = logits[..., index, : head.size]
         if head.mask_given is not None:
             head_logits = head_logits.unsqueeze(-2)
-        result[head.name] = masked_log_softmax(head_logits, masks[head.name])
+        result[head.name] = F.log_softmax(head_logits.masked_fill(~masks[head.name], MASK_FILL), dim=-1)
     return result
 
 
