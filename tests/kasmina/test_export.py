@@ -65,6 +65,13 @@ def test_emitted_code_rebuilds_it_without_esper(family: Family, blueprint: str) 
     torch.testing.assert_close(rebuilt(x), folded.network(x), rtol=0, atol=0)
 
 
+def assert_runs_without_esper(script: str, folder: Path) -> None:
+    """Run `script` in a process of its own in which any import of Esper fails."""
+    barred = 'import sys\nsys.modules["esper"] = None\n'
+    done = subprocess.run([sys.executable, "-c", barred + script], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_emitted_code_runs_where_esper_cannot_be_imported(tmp_path: Path) -> None:
     model, path, x = networks()[Family.CONV2D]
     folded = fold(grown(model, {path: "depthwise"}, x), x)
@@ -72,8 +79,6 @@ def test_emitted_code_runs_where_esper_cannot_be_imported(tmp_path: Path) -> Non
     torch.save(folded.network.state_dict(), tmp_path / "grown.pt")
     torch.save({"x": x, "y": folded.network(x).detach()}, tmp_path / "pair.pt")
     script = """
-import sys
-sys.modules["esper"] = None  # any import of it fails
 import torch
 from torch import nn
 from grown import grow
@@ -82,7 +87,7 @@ model.load_state_dict(torch.load("grown.pt", weights_only=True))
 pair = torch.load("pair.pt", weights_only=True)
 assert torch.allclose(model(pair["x"]), pair["y"], atol=1e-6)
 """
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    assert_runs_without_esper(script, tmp_path)
 
 
 class Tied(nn.Module):
@@ -166,22 +171,18 @@ def test_a_network_rebuilt_by_emitted_code_is_pickled_without_esper(tmp_path: Pa
     (tmp_path / "grown.py").write_text(emit_source(folded, "grown.pt"))
     make, load = (
         """
-import sys
-sys.modules["esper"] = None  # any import of it fails
 import torch
 from torch import nn
 from grown import grow
 torch.save(grow(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))), "whole.pt")
 """,
         """
-import sys
-sys.modules["esper"] = None
 import torch
 assert torch.load("whole.pt", weights_only=False)(torch.randn(4, 5, 6)).shape == (4, 5, 3)
 """,
     )
     for script in (make, load):
-        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+        assert_runs_without_esper(script, tmp_path)
 
 
 def test_a_shared_submodule_keeps_its_one_seed() -> None:
