@@ -28,6 +28,7 @@ from esper.leyline.constants import (
     TRAINING_EPOCHS,
 )
 from esper.leyline.errors import (
+    DamagedFileError,
     EsperError,
     IllegalActionError,
     InputError,
@@ -36,6 +37,7 @@ from esper.leyline.errors import (
     WorkerError,
     unknown_name,
 )
+from esper.leyline.files import remove_partial_files, write_atomically
 from esper.leyline.objective import DEFAULT_PRICE, POINTS, PRICE_RANGE, objective, rent
 from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryEvent, TrainingSignals
 from esper.leyline.slot_config import SlotConfig
@@ -129,6 +131,7 @@ __all__ = [
     "VALUE_WARM_UP",
     "Action",
     "Blend",
+    "DamagedFileError",
     "EsperError",
     "EventType",
     "IllegalActionError",
@@ -146,7 +149,9 @@ __all__ = [
     "TrainingSignals",
     "WorkerError",
     "objective",
+    "remove_partial_files",
     "rent",
     "sort_slot_ids",
     "unknown_name",
+    "write_atomically",
 ]

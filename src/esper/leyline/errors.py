@@ -11,6 +11,10 @@ class InputError(EsperError, ValueError):
     """Something given from outside cannot be used; the message names it and what is allowed."""
 
 
+class DamagedFileError(InputError):
+    """A file is cut short, altered, or not what it should be; nothing was changed by reading it."""
+
+
 class IllegalActionError(EsperError, ValueError):
     """An action or transition is not legal in the present state; the state is unchanged."""
 

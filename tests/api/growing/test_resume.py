@@ -11,6 +11,7 @@ from torch import nn
 import esper
 from esper.kasmina import take_snapshot
 from esper.leyline import InputError, Stage
+from esper.nissa import pack_state
 from tests.api.growing.builders import (
     LIFE,
     Script,
@@ -76,12 +77,12 @@ def test_a_rollback_after_resuming_returns_to_the_same_epoch(tmp_path: Path) -> 
 
 def test_files_that_are_no_growth_are_one_clear_error(tmp_path: Path) -> None:
     grower = make_grower()
-    with pytest.raises(InputError, match="there is no file"):
+    with pytest.raises(InputError, match="there is no growth file at"):
         grower.load(tmp_path / "none.pt")
     (tmp_path / "noise.pt").write_bytes(b"noise")
-    with pytest.raises(InputError, match="is damaged or was not written by"):
+    with pytest.raises(InputError, match="is cut short or is no growth file"):
         grower.load(tmp_path / "noise.pt")
-    torch.save({"weights": 1}, tmp_path / "other.pt")
+    (tmp_path / "other.pt").write_bytes(pack_state({"weights": 1}))
     with pytest.raises(InputError, match=r"other.pt was not written by"):
         grower.load(tmp_path / "other.pt")
     grower.save(tmp_path / "growth.pt")

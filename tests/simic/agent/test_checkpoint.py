@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from esper.leyline import InputError
+from esper.nissa import pack_state
 from esper.simic.agent import (
     CHECKPOINT_VERSION,
     PPOAgent,
@@ -85,12 +86,10 @@ def test_a_compiled_agent_saves_the_same_names_as_a_plain_one(tmp_path: Path) ->
     [
         ({"format": "esper-agent", "version": 99}, "version 99"),
         ({"weights": torch.zeros(3)}, "not a checkpoint of an Esper agent"),
-        ([1, 2, 3], "not a checkpoint of an Esper agent"),
-        (Path("a pickled class"), "not a readable checkpoint"),
     ],
 )
-def test_foreign_and_newer_files_are_refused(tmp_path: Path, content: object, reason: str) -> None:
-    torch.save(content, tmp_path / "other.pt")
+def test_foreign_and_newer_files_are_refused(tmp_path: Path, content: dict[str, object], reason: str) -> None:
+    (tmp_path / "other.pt").write_bytes(pack_state(content))
     with pytest.raises(InputError, match=reason):
         load_checkpoint(tmp_path / "other.pt")
 
@@ -100,7 +99,7 @@ def test_truncated_and_absent_files_are_refused(tmp_path: Path) -> None:
     whole = (tmp_path / "agent.pt").read_bytes()
     for size in (0, 10, len(whole) // 2, len(whole) - 10):
         (tmp_path / "cut.pt").write_bytes(whole[:size])
-        with pytest.raises(InputError, match="not a readable checkpoint"):
+        with pytest.raises(InputError, match="is cut short or is no checkpoint"):
             load_checkpoint(tmp_path / "cut.pt")
     with pytest.raises(InputError, match="no checkpoint"):
         load_checkpoint(tmp_path / "absent.pt")

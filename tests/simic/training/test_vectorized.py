@@ -207,7 +207,7 @@ def test_a_failed_checkpoint_leaves_the_earlier_ones(tmp_path: Path, monkeypatch
 def test_a_cut_checkpoint_gives_one_clear_error(straight: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.pt"
     cut.write_bytes((straight / "checkpoints" / "best.pt").read_bytes()[:1000])
-    with pytest.raises(InputError, match="is not a readable checkpoint"):
+    with pytest.raises(InputError, match="is cut short or is no checkpoint"):
         load_controller(cut)
 
 

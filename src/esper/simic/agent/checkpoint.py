@@ -5,17 +5,13 @@ Versions of the format:
 1: action heads, slot configuration, state_dim and all options are stored as plain data.
 """
 
-import io
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from esper.leyline import InputError, SlotConfig
+from esper.leyline import InputError, SlotConfig, write_atomically
+from esper.nissa import pack_state, read_state
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.control.action_spec import ActionSpec
@@ -48,33 +44,17 @@ def agent_state(agent: PPOAgent) -> dict[str, Any]:
 
 
 def pack_checkpoint(agent: PPOAgent, extra: Mapping[str, Any] | None = None) -> bytes:
-    """The agent as it is now, as `write_checkpoint` takes it.
+    """The agent as it is now, as the bytes of a sealed file.
 
     `extra` holds what belongs to the run but not to the agent, in tensors and built-in types: the state of
     normalisers, random generators, environments.
     """
-    packed = io.BytesIO()
-    torch.save({**agent_state(agent), "extra": dict(extra or {})}, packed)
-    return packed.getvalue()
-
-
-def write_checkpoint(path: Path, packed: bytes) -> None:
-    """Write a packed checkpoint to `path`, all or nothing."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(packed)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    return pack_state({**agent_state(agent), "extra": dict(extra or {})})
 
 
 def save_checkpoint(path: Path, agent: PPOAgent, extra: Mapping[str, Any] | None = None) -> None:
     """Pack the agent and write it to `path`, all or nothing."""
-    write_checkpoint(path, pack_checkpoint(agent, extra))
+    write_atomically(path, pack_checkpoint(agent, extra))
 
 
 def load_checkpoint(path: Path, device: str = "auto") -> tuple[PPOAgent, dict[str, Any]]:
@@ -85,13 +65,8 @@ def load_checkpoint(path: Path, device: str = "auto") -> tuple[PPOAgent, dict[st
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-    except FileNotFoundError:
-        raise InputError(f"there is no checkpoint at {path}") from None
-    except Exception as error:  # torch raises many kinds for damaged and foreign files
-        raise InputError(f"{path} is not a readable checkpoint ({type(error).__name__})") from error
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+    state = read_state(path, "checkpoint", "`esper train` writes them to the folder checkpoints/ of a run")
+    if state.get("format") != _FORMAT:
         raise InputError(f"{path} is not a checkpoint of an Esper agent")
     return state
 

@@ -1,13 +1,11 @@
 """A run folder: config, events, checkpoints and summary of one run, written so that a kill loses little."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.leyline import EsperError, InputError
-from esper.simic.agent.checkpoint import write_checkpoint
+from esper.leyline import EsperError, InputError, write_atomically
 from esper.simic.training.config import TrainingConfig
 
 _PREFIX, _SUFFIX = "round-", ".pt"
@@ -58,9 +56,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """What the run came to."""
-        partial = self.summary.with_suffix(".part")
-        partial.write_text(json.dumps(summary, indent=2) + "\n")
-        os.replace(partial, self.summary)
+        write_atomically(self.summary, (json.dumps(summary, indent=2) + "\n").encode())
 
     def read_summary(self) -> dict[str, Any] | None:
         """What the run came to; None if it is not over or there is no run here."""
@@ -71,7 +67,7 @@ class RunFolder:
 
     def _write(self, path: Path, packed: bytes) -> None:
         try:
-            write_checkpoint(path, packed)
+            write_atomically(path, packed)
         except OSError as error:
             raise EsperError(f"checkpoint {path} cannot be written ({error}); earlier ones are untouched") from None
 

@@ -1,5 +1,6 @@
 """A folder for data that is generated or fetched once and read many times."""
 
+import io
 import logging
 import os
 import zipfile
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline import InputError
+from esper.leyline import InputError, write_atomically
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,9 +44,9 @@ def cached_arrays(name: str, keys: Collection[str], make: Callable[[], Arrays]) 
     arrays = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.stem}.{os.getpid()}.partial.npz")
-        np.savez(partial, **arrays)  # type: ignore[arg-type]
-        partial.replace(path)
+        packed = io.BytesIO()
+        np.savez(packed, **arrays)  # type: ignore[arg-type]
+        write_atomically(path, packed.getvalue())
     except OSError as error:
         reason = f"data cannot be kept in {data_folder()} ({error.strerror})"
         raise InputError(f"{reason}; set ESPER_DATA to a folder that can be written") from None
