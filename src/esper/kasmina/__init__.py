@@ -2,7 +2,8 @@
 
 from esper.kasmina.blueprints import Blueprint, Cost, blueprint, blueprints_of, find_blueprint
 from esper.kasmina.export import Folded, emit_source, fold
-from esper.kasmina.graft import GraftedModel, Site, graft
+from esper.kasmina.graft import GraftedModel, graft
+from esper.kasmina.growth import Site
 from esper.kasmina.hosts import Host, build_host, host, host_names
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import (

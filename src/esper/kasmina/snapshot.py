@@ -80,6 +80,7 @@ def restore_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
             tensor.grad = None
     if model.optimizer is not None:
         _restore_groups(model, model.optimizer, snapshot.groups)
+    model.growth.refresh_mirrors()
 
 
 def _check_fits(model: GraftedModel, snapshot: Snapshot) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from esper.kasmina.export import insert
 from esper.kasmina.export.fold import Folded
-from esper.kasmina.graft import Site
+from esper.kasmina.growth import Site
 from esper.kasmina.sites import SiteShape
 from esper.leyline import InputError
 

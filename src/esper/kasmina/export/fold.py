@@ -11,8 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from esper.kasmina.export.insert import insert_seed
 from esper.kasmina.export.merge import merge_seed
-from esper.kasmina.graft import GraftedModel, Site
+from esper.kasmina.graft import GraftedModel
+from esper.kasmina.growth import Site
 from esper.kasmina.probe import Example, call_with
+from esper.kasmina.seed_state import drop_seeds
 from esper.kasmina.slot import Slot
 from esper.leyline import InputError, Stage
 
@@ -81,6 +83,7 @@ def _bare_copy(host: nn.Module) -> nn.Module:
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(getattr(hook, "__self__", None), Slot):
                 del module._forward_hooks[key]
+    drop_seeds(network)
     network.zero_grad(set_to_none=True)
     return network
 
