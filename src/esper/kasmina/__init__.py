@@ -20,6 +20,7 @@ from esper.kasmina.lifecycle import (
 from esper.kasmina.plain import Residual, plain_network
 from esper.kasmina.probe import split_example
 from esper.kasmina.propose import propose_sites
+from esper.kasmina.seed_state import leave_out_seeds
 from esper.kasmina.sites import Family, SiteShape
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, restore_snapshot, take_snapshot
@@ -59,6 +60,7 @@ __all__ = [
     "graft",
     "host",
     "host_names",
+    "leave_out_seeds",
     "plain_network",
     "plant_fossils",
     "propose_sites",

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import Blueprint, find_blueprint
 from esper.kasmina.growth import Growth, Site
@@ -57,6 +58,17 @@ def drop_seeds(host: nn.Module) -> None:
     for key, wrapped in list(host._load_state_dict_pre_hooks.items()):
         if isinstance(getattr(wrapped, "hook", None), _Load):
             del host._load_state_dict_pre_hooks[key]
+
+
+def leave_out_seeds(module: nn.Module) -> RemovableHandle:
+    """Let `module`, which carries no slots yet, load the rest of a grown state until the handle is removed."""
+    handle: RemovableHandle = module.register_load_state_dict_pre_hook(_leave_out)
+    return handle
+
+
+def _leave_out(_module: nn.Module, state: dict[str, Any], _prefix: str, *_: Any) -> None:
+    for key in [key for key in state if key.startswith(_PREFIX) or f".{_PREFIX}" in key]:
+        del state[key]
 
 
 class _Save:
