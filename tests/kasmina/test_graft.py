@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import GraftedModel, graft
+from esper.kasmina import Family, GraftedModel, find_blueprint, graft
 from esper.leyline import Blend, IllegalActionError, InputError, SlotConfig, Stage
 from tests.kasmina.builders import grow_until, make_batch, make_grafted, make_mlp, run_epoch, train_step
 
@@ -47,10 +47,23 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
         make_grafted(**settings)
 
 
-def test_a_model_is_grafted_once() -> None:
+def test_a_model_that_has_grown_is_not_grafted_again() -> None:
     model = make_grafted()
-    with pytest.raises(InputError, match="carries slots already"):
+    make_grafted(model=model.host, at=["3"]).germinate("3", "mlp")
+    with pytest.raises(InputError, match="has grown already, behind 3"):
         make_grafted(model=model.host)
+    x, _ = make_batch()
+    assert not model.host.get_submodule("1")._forward_hooks
+    assert torch.equal(model(x), model.host(x))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_an_affine_seed_is_not_planted_where_a_linear_layer_could_learn_the_same(frozen: bool) -> None:
+    model = make_mlp()
+    model[0].requires_grad_(not frozen)
+    grafted = make_grafted(model=model, at=["0", "1"])
+    low_rank = find_blueprint(Family.FEATURES, "low_rank").id - 1
+    assert grafted.catalogue.fits[:, low_rank].tolist() == [frozen, True]
 
 
 def test_a_seed_has_the_dtype_of_the_tensor_it_works_on() -> None:

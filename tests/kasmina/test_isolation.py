@@ -71,7 +71,7 @@ def test_a_shadow_trained_seed_lowers_the_loss_it_would_have_in_place() -> None:
 def test_a_shadow_pass_changes_no_running_statistics() -> None:
     host = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     model = make_grafted(model=host, at=["0"], isolation="shadow")
-    model.germinate("0", "low_rank")
+    model.germinate("0", "gated")
     model.begin_epoch()
     before = copy.deepcopy(host.state_dict())
     model.shadow("0", make_batch()[0])

@@ -15,15 +15,16 @@ from esper.kasmina.lifecycle import (
     drop_unfinished,
     end_epoch,
     plant_fossils,
+    settle,
     stage_changes,
 )
 from esper.kasmina.plain import Residual, plain_network
-from esper.kasmina.probe import split_example
+from esper.kasmina.probe import check_initialised, split_example
 from esper.kasmina.propose import propose_sites
 from esper.kasmina.seed_state import leave_out_seeds
 from esper.kasmina.sites import Family, SiteShape
 from esper.kasmina.slot_view import SlotView
-from esper.kasmina.snapshot import Snapshot, restore_snapshot, take_snapshot
+from esper.kasmina.snapshot import Snapshot, check_snapshot, restore_snapshot, take_snapshot
 from esper.kasmina.table import NOT_MEASURED, SlotTable
 
 __all__ = [
@@ -52,6 +53,8 @@ __all__ = [
     "blueprints_of",
     "build_host",
     "check_actions",
+    "check_initialised",
+    "check_snapshot",
     "drop_unfinished",
     "emit_source",
     "end_epoch",
@@ -65,6 +68,7 @@ __all__ = [
     "plant_fossils",
     "propose_sites",
     "restore_snapshot",
+    "settle",
     "split_example",
     "stage_changes",
     "take_snapshot",

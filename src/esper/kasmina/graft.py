@@ -11,13 +11,14 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
-from esper.kasmina.blueprints import Blueprint, find_blueprint
+from esper.kasmina.affine import ends_in_trained_linear
+from esper.kasmina.blueprints import Blueprint, blueprints_of, find_blueprint
 from esper.kasmina.growth import Growth, Isolation, Site
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
 from esper.kasmina.optimizer_groups import SeedGroups, check_owns
-from esper.kasmina.probe import Example, Where, probe_sites
-from esper.kasmina.seed_state import carry_seeds
+from esper.kasmina.probe import Example, Where, check_initialised, probe_sites
+from esper.kasmina.seed_state import carry_seeds, growth_on, remove_slots
 from esper.kasmina.slot import Slot
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.table import NOT_MEASURED, SlotTable
@@ -48,7 +49,7 @@ class GraftedModel(nn.Module):
         )
         self.host = host
         self.slots = self.growth.slots
-        self.catalogue = Catalogue.of([site.shape for site in sites])
+        self.catalogue = _catalogue(host, sites, optimizer)
         self.budget = torch.tensor([budget])
         self.score = torch.tensor([NOT_MEASURED])
         for site, slot in zip(sites, self._slots, strict=True):
@@ -292,6 +293,32 @@ class GraftedModel(nn.Module):
             return functional_call(self, state, args, kwargs)
 
 
+def _catalogue(host: nn.Module, sites: tuple[Site, ...], optimizer: Optimizer | None) -> Catalogue:
+    """What fits where; an affine seed does not fit behind a trained linear layer: it would add no capacity."""
+    catalogue = Catalogue.of([site.shape for site in sites])
+    for index, site in enumerate(sites):
+        if ends_in_trained_linear(host, site.path, optimizer):
+            for blueprint in blueprints_of(site.shape.family):
+                catalogue.fits[index, blueprint.id - 1] &= not blueprint.affine
+    return catalogue
+
+
+def _remove_idle_slots(model: nn.Module) -> None:
+    """Take off what an earlier graft left, as when the cell of a notebook is run again, if nothing is lost by it."""
+    for module in list(model.modules()):
+        earlier = growth_on(module)
+        if earlier is None:
+            continue
+        planted = [site.path for site, slot in zip(earlier.sites, earlier.slots, strict=True) if slot.seed is not None]
+        if planted:
+            raise InputError(
+                f"this model has grown already, behind {', '.join(planted)}: go on with its grower, start again from a "
+                "new model, or grow grower.export() further"
+            )
+        remove_slots(module)
+        earlier.abandoned = True
+
+
 def _name_host(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:  # noqa: ARG001
     """Where a grafted model is part of another module, that one loads its state key by key: lead them to the host."""
     for key in [key for key in state if key.startswith(prefix)]:
@@ -327,13 +354,11 @@ def graft(
         raise unknown_name("seed_groups", seed_groups, get_args(SeedGroups))
     if not isinstance(budget, int) or budget < 0:
         raise InputError(f"budget must be a whole number of parameters, 0 or more; got {budget!r}")
-    if any(
-        isinstance(getattr(hook, "__self__", None), Slot) for m in model.modules() for hook in m._forward_hooks.values()
-    ):
-        raise InputError("this model carries slots already; go on with the model that graft returned")
+    check_initialised(model)
     if optimizer is not None:
         check_owns(optimizer, model)
     found = probe_sites(model, at, example)
+    _remove_idle_slots(model)
     slot_ids = SlotConfig.of_size(len(found)).slot_ids
     sites = tuple(Site(path, slot_id, *found[path]) for path, slot_id in zip(found, slot_ids, strict=True))
     own = generator or torch.Generator().manual_seed(torch.initial_seed())

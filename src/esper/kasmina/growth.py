@@ -57,6 +57,8 @@ class Growth:
         self.seed_groups = seed_groups
         self.table = SlotTable.empty(1, len(sites))
         self._grafted_dtype = floating_dtype(host)
+        self.abandoned = False
+        """Whether the host was grafted anew since, and these slots do nothing any more."""
         self._mirrors: list[tuple[Growth, weakref.ref[nn.Module]]] = []
 
     def __getstate__(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import Blueprint, find_blueprint
 from esper.kasmina.growth import Growth, Site
+from esper.kasmina.slot import Slot
 from esper.kasmina.table import SlotTable
 from esper.leyline import InputError
 
@@ -50,14 +51,21 @@ def carry_seeds(host: nn.Module, growth: Growth) -> None:
     host.register_load_state_dict_pre_hook(_Load(growth))
 
 
-def drop_seeds(host: nn.Module) -> None:
-    """The inverse of `carry_seeds`."""
-    for key, hook in list(host._state_dict_hooks.items()):
-        if isinstance(hook, _Save):
-            del host._state_dict_hooks[key]
-    for key, wrapped in list(host._load_state_dict_pre_hooks.items()):
-        if isinstance(getattr(wrapped, "hook", None), _Load):
-            del host._load_state_dict_pre_hooks[key]
+def growth_on(host: nn.Module) -> Growth | None:
+    """What grows on `host`; None if it carries no slots."""
+    return next((hook.growth for hook in host._state_dict_hooks.values() if isinstance(hook, _Save)), None)
+
+
+def remove_slots(host: nn.Module) -> None:
+    """Take slots and everything that knows of them off `host`; seeds go with them."""
+    for module in host.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), Slot):
+                del module._forward_hooks[key]
+    for hooks in (host._state_dict_hooks, host._load_state_dict_pre_hooks):
+        for key, found in list(hooks.items()):
+            if isinstance(getattr(found, "hook", found), _Save | _Load):
+                del hooks[key]
 
 
 def leave_out_seeds(module: nn.Module) -> RemovableHandle:
