@@ -171,7 +171,8 @@ def _checked_weights(site: Site, seed: _SavedSeed) -> dict[str, Tensor]:
     """The weights of a seed, if a seed of its kind has just those."""
     with torch.device("meta"):
         expected = {name: tensor.shape for name, tensor in seed.blueprint.build(site.shape).state_dict().items()}
-    given = {name: getattr(tensor, "shape", None) for name, tensor in seed.weights.items()}
+    dense = {name: t for name, t in seed.weights.items() if isinstance(t, Tensor) and t.layout == torch.strided}
+    given = {name: tensor.shape for name, tensor in dense.items()}
     if given != expected:
         different = sorted(name for name in expected.keys() | given if expected.get(name) != given.get(name))
         raise InputError(

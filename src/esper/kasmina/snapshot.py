@@ -42,13 +42,11 @@ class Snapshot:
         return {"table": self.table.columns(), "score": self.score, "tensors": self.tensors, "groups": groups}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """The inverse of `state_dict`; what is not of that form is refused."""
+    def from_state_dict(cls, state: Mapping[str, Any], num_slots: int) -> Self:
+        """The inverse of `state_dict`; what is not a snapshot of a model with so many slots is refused."""
         if not isinstance(state, Mapping) or set(state) != {"table", "score", "tensors", "groups"}:
             raise InputError("a snapshot holds a table, a score, tensors and groups, and nothing else")
         table, score, tensors, groups = (state[name] for name in ("table", "score", "tensors", "groups"))
-        columns = table.values() if isinstance(table, Mapping) else ()
-        num_slots = next((column.numel() for column in columns if isinstance(column, Tensor)), 0)
         if not isinstance(score, Tensor) or score.shape != (1,) or not score.is_floating_point():
             raise InputError("the score of a snapshot must be one number in a tensor")
         if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
@@ -123,8 +121,6 @@ def check_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
 
 
 def _check_seeds(model: GraftedModel, snapshot: Snapshot) -> None:
-    if snapshot.table.shape != model.table.shape:
-        raise InputError(f"the snapshot is of {snapshot.table.shape[1]} slots; this model has {len(model.sites)}")
     expected: dict[str, torch.Size] = {}
     for index, (site, kind) in enumerate(zip(model.sites, snapshot.table.blueprint[0].tolist(), strict=True)):
         expected[f"slots.{index}.alpha"] = torch.Size()

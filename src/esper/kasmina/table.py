@@ -64,7 +64,7 @@ class SlotTable:
         expected = cls.empty(1, num_slots).columns()
         for name, empty in expected.items():
             given = columns[name]
-            if not isinstance(given, Tensor) or given.shape != empty.shape or given.dtype != empty.dtype:
+            if not isinstance(given, Tensor) or _form(given) != _form(empty):
                 raise InputError(f"column {name!r} of the slot table must be {empty.dtype} of shape {[1, num_slots]}")
         table = cls(**{name: columns[name].clone() for name in expected})
         table._check_values()
@@ -144,6 +144,10 @@ _DORMANT: dict[str, Any] = {
     "params": 0,
 }
 """What every column holds for an empty slot; the types of these values set the types of the columns."""
+
+
+def _form(column: Tensor) -> tuple[torch.Size, torch.dtype, torch.layout]:
+    return column.shape, column.dtype, column.layout
 
 
 def _names(columns: object) -> str:

@@ -80,7 +80,7 @@ def _program(network: nn.Module, example: Any) -> ExportedProgram:
     try:
         return torch.export.export(network, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
     except Exception as error:
-        warnings.warn(f"the program takes batches like the example only: {_first_line(error)}", stacklevel=5)
+        warnings.warn(f"the program takes batches like the example only: {first_line(error)}", stacklevel=5)
         return _fixed_program(network, args, kwargs)
     finally:
         network.train(was_training)
@@ -91,12 +91,13 @@ def _fixed_program(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         return torch.export.export(network, args, kwargs)
     except Exception as error:
         raise InputError(
-            f"torch.export cannot make a program of this model: {_first_line(error)}. The plain module that export "
+            f"torch.export cannot make a program of this model: {first_line(error)}. The plain module that export "
             "returns, and code with weights (a name that ends in .py), do not need one"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, as far as it fits into a sentence."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

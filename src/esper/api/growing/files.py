@@ -38,10 +38,12 @@ def check_like(given: Any, pattern: Mapping[str, Any], place: str) -> None:
         missing = [key for key in pattern if not isinstance(given, Mapping) or key not in given]
         raise InputError(f"{place} lacks {', '.join(missing)}; it was altered, or written by another version")
     for key, expected in pattern.items():
-        value = given[key]
+        value: Any = given[key]
         kinds = (int, float) if isinstance(expected, float) else type(expected)
-        if value is not None and expected is not None and not isinstance(value, kinds):
+        if value is None or expected is None:
+            continue
+        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(expected, bool):
             wanted, got = type(expected).__name__, type(value).__name__
             raise InputError(f"{key!r} in {place} must be a {wanted}; it is a {got}")
-        if isinstance(expected, Tensor) and value.dtype != expected.dtype:
+        if isinstance(value, Tensor) and value.dtype != expected.dtype:
             raise InputError(f"{key!r} in {place} must be of {expected.dtype}; it is of {value.dtype}")

@@ -17,7 +17,7 @@ from esper.api.growing.budget import Budget
 from esper.api.growing.closing import Verdict, judge
 from esper.api.growing.decision import Decision, tell_moves
 from esper.api.growing.evaluation import Evaluator, Measure, Reading, number
-from esper.api.growing.exporting import check_target, export
+from esper.api.growing.exporting import check_target, export, first_line
 from esper.api.growing.files import check_like, read_growth, write_growth
 from esper.api.growing.guard import Guard
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
@@ -73,8 +73,8 @@ class _Good:
         return {"snapshot": self.snapshot.state_dict(), "schedulers": self.schedulers}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> "_Good":
-        return cls(Snapshot.from_state_dict(state["snapshot"]), state["schedulers"])
+    def from_state_dict(cls, state: Mapping[str, Any], num_slots: int) -> "_Good":
+        return cls(Snapshot.from_state_dict(state["snapshot"], num_slots), state["schedulers"])
 
 
 class Grower:
@@ -374,19 +374,17 @@ class Grower:
             self._apply(state)
         except Exception as error:
             self._apply(before)
-            if isinstance(error, InputError):
-                raise
             raise InputError(
-                f"the saved growth cannot be used ({type(error).__name__}: {error}); everything is as it was before"
+                f"the saved growth cannot be used ({first_line(error)}); everything is as it was before"
             ) from error
 
     def _apply(self, state: Mapping[str, Any]) -> None:
-        self._restore(_Good.from_state_dict(state["present"]))
-        self._good = _Good.from_state_dict(state["good"])
+        self._restore(_Good.from_state_dict(state["present"], len(self.grafted.sites)))
+        self._good = _Good.from_state_dict(state["good"], len(self.grafted.sites))
         self._signals = SignalTable(**state["signals"]).clone()
         self._guard.load_state_dict(state["guard"])
         self._watch.load_state_dict(state["watch"])
-        self._evaluator.first_loss = state["first_loss"]
+        self._evaluator.first_loss = float(state["first_loss"])
         self.history = [Decision.from_dict(decision) for decision in state["history"]]
         self.grafted.generator.set_state(state["seeds"])
         if hasattr(self._controller, "load_state_dict"):
@@ -399,7 +397,8 @@ class Grower:
             check_like(state[name], present[name], f"{name!r} of the saved growth")
         sites = [site.path for site in self.grafted.sites]
         if state["sites"] != sites:
-            raise InputError(f"the saved growth has slots at {', '.join(state['sites'])}; here are {', '.join(sites)}")
+            there = ", ".join(map(str, state["sites"]))
+            raise InputError(f"the saved growth has slots at {there}; here are {', '.join(sites)}")
         if state["controller_name"] != self._controller.name:
             here = self._controller.name
             raise InputError(f"the saved growth was decided by {state['controller_name']!r}; here decides {here!r}")
@@ -407,7 +406,7 @@ class Grower:
         if saved != len(self._schedulers):
             raise InputError(f"the saved growth has {saved} schedulers; this grower has {len(self._schedulers)}")
         for name in ("present", "good"):
-            check_snapshot(self.grafted, Snapshot.from_state_dict(state[name]["snapshot"]))
+            check_snapshot(self.grafted, Snapshot.from_state_dict(state[name]["snapshot"], len(sites)))
 
     def save(self, path: Path | str) -> None:
         """Write the growth to a file, at once or not at all: a kill while saving leaves the file that was there."""
