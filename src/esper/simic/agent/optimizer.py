@@ -56,6 +56,18 @@ def adam_kernels(device: torch.device) -> dict[str, Any]:
     return {"fused": True} if device.type == "cuda" else {"foreach": True}
 
 
+def step_if_finite(optimizer: torch.optim.Optimizer, loss: Tensor) -> bool:
+    """Take one step down `loss`; returns False and changes no parameter if the loss or a gradient is not finite."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if not bool(loss.detach().isfinite() & norm.isfinite()):
+        return False
+    optimizer.step()
+    return True
+
+
 class GradientNorms(NamedTuple):
     """Norms of one step, on the device: one per unit `[U]` before clipping, and the total before and after."""
 

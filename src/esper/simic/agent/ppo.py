@@ -250,8 +250,7 @@ class PPOAgent:
         batch = buffer.get_batched_sequences(self.device)
         metrics = self._learn(batch, diagnostics)
         if self.value_memory:
-            self.memory.remember(batch)
-            self.memory.refit(self, self.optimizer.param_groups[0]["lr"])
+            self._refit_values(batch, metrics)
         self.total_steps += steps
         self.updates += 1
         buffer.clear()
@@ -285,6 +284,15 @@ class PPOAgent:
             mask_hit_rates=mask_hit_rates(self.spec, batch.selected, batch.active),
             **round_statistics(self.spec, batch, before, self._replay(batch), self.return_scale.scale),
         )
+
+    def _refit_values(self, batch: SequenceBatch, metrics: PPOUpdateMetrics) -> None:
+        """Fit the values to the remembered rounds, this one included; what was left out goes into `metrics`."""
+        left_out = self.memory.remember(batch)
+        if left_out:
+            logger.warning("the value memory leaves out %d of %d sequences: NaN or infinity", left_out, len(batch.obs))
+        skipped = self.memory.refit(self, self.optimizer.param_groups[0]["lr"])
+        metrics["skipped_steps"] += skipped
+        metrics["has_numerical_issue"] |= left_out + skipped > 0
 
     def _warn_of_stored_states(self, batch: SequenceBatch) -> None:
         epochs = self.recurrent_n_epochs

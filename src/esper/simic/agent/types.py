@@ -45,7 +45,7 @@ class UpdateObserver(Protocol):
 
 
 class GradientStats(TypedDict):
-    """Gradients of the last optimiser step, before clipping."""
+    """Gradients of the last minibatch with finite numbers, before clipping, be it the one that ended the update."""
 
     grad_norm: float
     max_grad: float
@@ -131,13 +131,13 @@ class PPOUpdateMetrics(ValueDiagnostics):
     """Share of the decisions of a head in which masking removed at least one option."""
     return_scale: float
     total_grad_norm: float
-    """Before clipping, mean over optimiser steps."""
+    """Before clipping, mean over the minibatches with finite numbers, the one that ended the update included."""
     post_clip_grad_norm: float
     gradient_stats: GradientStats | None
     epochs_run: int
     optimizer_steps: int
     skipped_steps: int
-    """Minibatches left out because a loss, a ratio or a gradient was not finite."""
+    """Minibatches left out because a loss, a ratio or a gradient was not finite, those of the value memory included."""
     early_stopped: bool
     """True if the KL limit ended the update."""
     has_numerical_issue: bool
