@@ -6,10 +6,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from esper.leyline import InputError
 
+FIRST_LESSON = 1_000_000
+"""The number of the first round with a teacher. A run has no more rounds than this, so that lessons, whose episodes are
+seeded by this number, share no seed with them."""
 _INFINITY = math.inf
 RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("envs", 1, _INFINITY, True, False),
-    ("rounds", 1, _INFINITY, True, False),
+    ("rounds", 1, FIRST_LESSON, True, True),
     ("episode_length", 1, _INFINITY, True, False),
     ("seed", 0, 2**62, True, False),
     ("workers", 1, _INFINITY, True, False),
