@@ -77,6 +77,12 @@ class ActionMasks:
         seedable = torch.where(op == Op.GERMINATE, self.blueprint[host, slot, blueprint], True)
         return in_range & self.slot[host, op, slot] & seedable & irrelevant_unset
 
+    def without(self, op: Op, hosts: Tensor) -> "ActionMasks":
+        """The same masks, with `op` forbidden to `hosts [N]` (bool)."""
+        slot = self.slot.clone()
+        slot[:, op] &= ~hosts[:, None]
+        return ActionMasks(slot.any(2), slot, self.blueprint, self.blend)
+
 
 def _stages_allowing(op: Op) -> Tensor:
     """`[8]` bool: the stages from which the transition table lets `op` move a slot."""
