@@ -45,10 +45,22 @@ def build_optimizer(
     ]
     for name, parameters in scaled.items():
         groups.append(
-            {"params": parameters, "name": f"actor_{name}", "weight_decay": 0.0, "lr": lr * head_lr_scale[name]}
+            {"params": parameters, "name": _group_name(name), "weight_decay": 0.0, "lr": lr * head_lr_scale[name]}
         )
     kind = torch.optim.Adam if weight_decay == 0.0 else torch.optim.AdamW
     return kind([group for group in groups if group["params"]], **options)
+
+
+def _group_name(head: str) -> str:
+    """What the parameter group of a head with a learning rate of its own is called."""
+    return f"actor_{head}"
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float, head_lr_scale: Mapping[str, float]) -> None:
+    """Change the learning rate of an optimiser that `build_optimizer` made; heads keep their factors on it."""
+    factors = {_group_name(head): factor for head, factor in head_lr_scale.items()}
+    for group in optimizer.param_groups:
+        group["lr"] = lr * factors.get(group.get("name", ""), 1.0)
 
 
 def adam_kernels(device: torch.device) -> dict[str, Any]:

@@ -46,7 +46,13 @@ from esper.simic.agent.losses import (
     value_loss,
 )
 from esper.simic.agent.network import Decision, FactoredRecurrentActorCritic, NetworkOutput, last_layer
-from esper.simic.agent.optimizer import GradClipMode, build_optimizer, clip_gradients, parameter_units
+from esper.simic.agent.optimizer import (
+    GradClipMode,
+    build_optimizer,
+    clip_gradients,
+    parameter_units,
+    set_learning_rate,
+)
 from esper.simic.agent.return_scale import ReturnScale
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.sequences import SequenceBatch, minibatches
@@ -227,6 +233,10 @@ class PPOAgent:
             self.adaptive_entropy_floor,
             self.total_steps_for_decay if self.use_entropy_decay else None,
         )
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Learn at this rate from now on; heads keep their factors on it."""
+        set_learning_rate(self.optimizer, lr, self.head_lr_scale)
 
     def update(
         self, buffer: TamiyoRolloutBuffer | None = None, obs_normalizer: RunningMeanStd | None = None

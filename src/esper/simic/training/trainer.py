@@ -16,6 +16,7 @@ from esper.simic.agent.cloning import Cloning, clone
 from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.rewards import check_learner
 from esper.simic.telemetry import Anomaly
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_checks import FIRST_LESSON
@@ -68,6 +69,8 @@ class TrainingSummary:
 class Trainer:
     """One run. `run` goes on to the last round; a run that was stopped is taken up by another trainer with `resume`."""
 
+    agent: PPOAgent
+
     def __init__(
         self,
         config: TrainingConfig,
@@ -91,6 +94,8 @@ class Trainer:
         self._lessons = 0
         if resume:
             self._resume()
+        learner = self.agent if resume else config
+        check_learner(config.reward, learner.gamma, learner.horizon_is_terminal)
         self.world = self._open_world(config.in_round(self.round))
         if not resume:
             torch.manual_seed(config.seed)
@@ -317,5 +322,4 @@ class Trainer:
 
     def _set_learning_rate(self) -> None:
         progress = self.round / self.config.rounds if self.config.lr_schedule == "linear" else 0.0
-        for group in self.agent.optimizer.param_groups:
-            group["lr"] = self.config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress)
+        self.agent.set_learning_rate(self.config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress))
