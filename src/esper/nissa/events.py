@@ -269,7 +269,7 @@ class UpdateExamined(Payload):
     ratios: Mapping[str, Mapping[str, Any]]
     """Per head: the worst ratios of the last minibatch, where they are, and which actions they belong to."""
     stability: Mapping[str, Any]
-    """Weights, gradients and losses of the last minibatch."""
+    """Weights, gradients, losses and entropies of the last minibatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ two actions makes the same agent play CartPole.
 """
 
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -30,11 +29,10 @@ from esper.leyline import (
     DEFAULT_VALUE_COEF,
     KL_STOP_MULTIPLIER,
     LOW_ADVANTAGE_STD,
-    RECURRENT_EPOCHS_WARNING,
     InputError,
     SlotConfig,
 )
-from esper.simic.agent.arguments import checked_epochs, require_same_heads, resolve_device
+from esper.simic.agent.arguments import checked_epochs, require_same_heads, resolve_device, warn_of_stored_states
 from esper.simic.agent.entropy import EntropySchedule, fewest_valid
 from esper.simic.agent.losses import (
     DEFAULT_HUBER_DELTA,
@@ -56,7 +54,15 @@ from esper.simic.agent.optimizer import (
 from esper.simic.agent.return_scale import ReturnScale
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.sequences import SequenceBatch, minibatches
-from esper.simic.agent.types import Hidden, PPOUpdateMetrics, TelemetryLevels, UpdateObserver, ValueDiagnostics
+from esper.simic.agent.types import (
+    HeadEntropies,
+    Hidden,
+    PPOUpdateMetrics,
+    TelemetryLevels,
+    UpdateObserver,
+    ValueDiagnostics,
+    by_head,
+)
 from esper.simic.agent.update_log import (
     MinibatchReport,
     UpdateLog,
@@ -282,7 +288,8 @@ class PPOAgent:
         return diagnostics
 
     def _learn(self, batch: SequenceBatch, diagnostics: ValueDiagnostics) -> PPOUpdateMetrics:
-        self._warn_of_stored_states(batch)
+        assert self.recurrent_n_epochs is not None
+        warn_of_stored_states(self.recurrent_n_epochs, batch.hidden)
         coefficients = self._entropy_coefficients(batch)
         before = self._replay(batch)
         log = UpdateLog(self.spec)
@@ -303,17 +310,6 @@ class PPOAgent:
         skipped = self.memory.refit(self, self.optimizer.param_groups[0]["lr"])
         metrics["skipped_steps"] += skipped
         metrics["has_numerical_issue"] |= left_out + skipped > 0
-
-    def _warn_of_stored_states(self, batch: SequenceBatch) -> None:
-        epochs = self.recurrent_n_epochs
-        assert epochs is not None
-        if epochs > RECURRENT_EPOCHS_WARNING and any(state.any() for state in batch.hidden):
-            warnings.warn(
-                f"n_epochs={epochs} is elevated for sequences that start from a stored state: later epochs replay "
-                "them from a state that the changed network would not have reached",
-                RuntimeWarning,
-                stacklevel=4,
-            )
 
     def _entropy_coefficients(self, batch: SequenceBatch) -> dict[str, float]:
         """Per head, from the most restrictive mask that any step of the round had."""
@@ -380,7 +376,8 @@ class PPOAgent:
         total.backward()
         if self.observer is not None:
             losses = {"policy": policy.detach(), "value": value.detach(), "total": total.detach()}
-            self.observer.minibatch(part, evaluation.log_probs.detach(), losses)
+            means: HeadEntropies = by_head(self.spec, entropies.detach())
+            self.observer.minibatch(part, evaluation.head_log_probs(self.spec), means, losses)
         norms = clip_gradients(self._units, self.max_grad_norm, self.grad_clip_mode)
         statistics = ratio_statistics(log_ratio.detach(), part.active, part.valid, self.clip_ratio)
         return fetch_report(policy, value, total, entropies, statistics, norms), log_ratio.detach()

@@ -16,8 +16,15 @@ HeadLogProbs = dict[str, Tensor]
 """Head name to log-probabilities; which heads there are is for the action spec to say."""
 HeadEntropies = dict[str, Tensor]
 """Head name to normalised entropies."""
-ActionDict = dict[str, int]
-"""Head name to chosen index: one joint action."""
+
+
+class ActionDict(TypedDict):
+    """One joint action of Esper's heads: the index that was chosen for each."""
+
+    slot: int
+    blueprint: int
+    blend: int
+    op: int
 
 
 def by_head(spec: ActionSpec, stacked: Tensor) -> dict[str, Tensor]:
@@ -39,8 +46,13 @@ class UpdateObserver(Protocol):
     It may keep tensors; it must change none, draw no random numbers, and leave waiting for the device to later.
     """
 
-    def minibatch(self, part: "SequenceBatch", log_probs: Tensor, losses: Mapping[str, Tensor]) -> None:
-        """Gradients of this minibatch are there, not yet clipped; `log_probs [G, L, H]` are the present policy's."""
+    def minibatch(
+        self, part: "SequenceBatch", log_probs: HeadLogProbs, entropies: HeadEntropies, losses: Mapping[str, Tensor]
+    ) -> None:
+        """Gradients of this minibatch are there, not yet clipped.
+
+        Of the present policy: per head `log_probs [G, L]`, and its mean entropy `[]` over the steps where it mattered.
+        """
         ...
 
 
