@@ -165,7 +165,7 @@ class Grower:
         table, catalogue = self.grafted.table, self.grafted.catalogue
         masks = self._limits.masks(table, catalogue)
         if self._epochs is not None and self._epochs - epoch < EPOCHS_TO_DECIDE:
-            masks = masks.without_germination()  # what cannot be decided in time is not planted
+            masks = masks.without(Op.GERMINATE, torch.tensor([True]))  # what cannot be decided in time is not planted
         return Situation(
             table,
             self._signals,
