@@ -21,7 +21,6 @@ from tests.api.growing.builders import (
     cull,
     germinate,
     grow,
-    loss_of,
     make_data,
     make_grower,
     train,
@@ -137,14 +136,6 @@ def test_the_same_seed_grows_the_same_network() -> None:
         return take_snapshot(grower.grafted).tensors
 
     assert_same(weights(), weights())
-
-
-def test_a_loss_can_be_the_measure() -> None:
-    grower = make_grower(evaluate=loss_of, measure="loss", controller=Script(LIFE))
-    first = loss_of(grower.model)
-    train(grower)
-    decision = grower.step()
-    assert decision.score == pytest.approx(1 - loss_of(grower.model) / first, abs=1e-5)
 
 
 @pytest.mark.parametrize("poison", ["weights", "seed", "evaluate", "train loss", "exploding", "collapsing"])

@@ -14,11 +14,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from esper.api.growing.budget import Budget
 from esper.api.growing.decision import Decision, tell_moves
-from esper.api.growing.evaluation import Evaluator, Measure, Reading, number
+from esper.api.growing.evaluation import Evaluator, Reading, number
 from esper.api.growing.exporting import export
 from esper.api.growing.files import read_growth, write_growth
 from esper.api.growing.guard import Guard
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
+from esper.api.growing.scale import Measure, make_scale
 from esper.api.growing.setup import (
     checked_controller,
     chosen_sites,
@@ -67,7 +68,8 @@ class Grower:
     | evaluate | a function of the model, or of nothing, that returns its score on validation data |
     | controller | heuristic, schedule, random, never; a file or folder of `esper train`; or a `Controller` |
     | budget | the most that growth may add; without one, rent alone keeps it in check |
-    | measure | "score" if evaluate returns a quality in [0, 1], "loss" if it returns a loss |
+    | measure | "score", the default, if evaluate returns a quality in [0, 1]; "loss" if it returns a loss above 0 |
+    | higher_is_better | instead of measure: evaluate returns any other metric, and this way it improves |
     | epochs | how often `step` will be called; without it, seeds may be germinated at any time |
     | price | what adding as many parameters as the model has costs, in units of score |
     | schedulers | learning-rate schedulers, to be saved and rolled back with the model |
@@ -88,7 +90,8 @@ class Grower:
         at: Sequence[str] | Mapping[str, str] | str = "auto",
         controller: str | Controller = "heuristic",
         budget: Budget | None = None,
-        measure: Measure = "score",
+        measure: Measure | None = None,
+        higher_is_better: bool | None = None,
         epochs: int | None = None,
         price: float = DEFAULT_PRICE,
         schedulers: Sequence[LRScheduler] = (),
@@ -96,6 +99,7 @@ class Grower:
         hub: Hub | None = None,
     ) -> None:
         host = unwrapped(model)
+        scale = make_scale(measure, higher_is_better)
         self._controller = checked_controller(controller)
         self._epochs = number_of_epochs(epochs)
         self._schedulers = list(schedulers)
@@ -120,7 +124,7 @@ class Grower:
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
         self._watch = OptimizerWatch(optimizer, self.grafted)
-        self._evaluator = Evaluator(evaluate, self.grafted, model, measure)
+        self._evaluator = Evaluator(evaluate, self.grafted, model, scale, self._device)
         self._reporter = make_reporter(hub, self.grafted, self._host_params)
         self.history: list[Decision] = []
         """Every decision since this grower was made or loaded."""
@@ -128,11 +132,11 @@ class Grower:
 
     def _begin(self) -> None:
         """Measure the model as it is: what growth is judged against, and what a first failed epoch returns to."""
-        first = self._shared(self._evaluator.first())
+        first = self._evaluator.first()
         self.grafted.score = torch.tensor([first.score])
         self._signals = SignalTable.empty(1)
         self._signals.score_history[:, -1] = first.score
-        self._guard = Guard(first.score, first.loss)
+        self._guard = Guard(self._evaluator.scale.kind, first.value, self.grafted, self._device)
         self._controller.reset(1, self._seed)
         self._good = self._present()
 
@@ -161,10 +165,10 @@ class Grower:
         seeds and optimiser return to the last good one. The third in a row raises `TrainingFailedError`.
         """
         self._watch.check()
-        reading = self._shared(self._evaluator.read())
+        reading = self._evaluator.read()
         own_loss = None if loss is None else torch.tensor([number(loss, "step was given the loss")])
         train_loss = None if own_loss is None else float(mean_over_ranks(own_loss, self._device))
-        failure = self._guard.judge(reading.score, reading.loss, train_loss, self.grafted)
+        failure = self._guard.judge(reading, train_loss, self.grafted)
         watched = self._watch.read()
         if failure is not None:
             decision = self._roll_back(failure, reading)
@@ -175,24 +179,13 @@ class Grower:
             decision = replace(self._act(reading), moved=moved)
         self.grafted.begin_epoch()
         tend_seeds(self.grafted)
+        self._guard.expect(self.grafted)
         self.history.append(decision)
         return decision
 
-    def _shared(self, reading: Reading) -> Reading:
-        """The mean over all processes that train this model."""
-        own = torch.tensor([[reading.score, reading.loss]])
-        values = mean_over_ranks(torch.cat([own, reading.contributions], 1), self._device)
-        return Reading(float(values[0, 0]), float(values[0, 1]), values[:, 2:])
-
     def _end_epoch(self, reading: Reading, watched: Watched, train_loss: float) -> tuple[str, ...]:
-        before = self.grafted.table
-        moves = self.grafted.end_epoch(
-            score=reading.score,
-            loss=0.0 if math.isnan(train_loss) else train_loss,
-            contributions=reading.contributions,
-            seed_gradients=watched.seed_gradients,
-        )
-        val_loss = train_loss if math.isnan(reading.loss) else reading.loss
+        self._evaluator.scale.keep(reading.value)
+        val_loss = reading.value if self._evaluator.scale.kind == "loss" else train_loss
         self._signals = track(
             self._signals,
             TrackerSettings(),
@@ -201,6 +194,13 @@ class Grower:
             val_loss=torch.tensor([val_loss]),
             val_score=torch.tensor([reading.score]),
             host_grad_norm=watched.host_gradient,
+        )
+        before = self.grafted.table
+        moves = self.grafted.end_epoch(
+            score=reading.score,
+            loss=0.0 if math.isnan(train_loss) else train_loss,
+            contributions=reading.contributions,
+            seed_gradients=watched.seed_gradients,
         )
         self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch)
         return tell_moves(self.grafted.sites, before, moves)
@@ -213,7 +213,7 @@ class Grower:
         moves = self.grafted.act(actions)
         self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch + 1)
         index, _, _, op = actions[0].tolist()
-        common = self._told(Op(op), reading.score)
+        common = self._told(Op(op), reading)
         if op == Op.WAIT:
             return common
         site = self.grafted.sites[index]
@@ -228,10 +228,16 @@ class Grower:
             rent=rent(float(params), self._host_params, float(self._price)),
         )
 
-    def _told(self, op: Op, score: float) -> Decision:
-        table, catalogue = self.grafted.table, self.grafted.catalogue
-        used = self._limits.used(table, catalogue)
-        return Decision(int(self._signals.epoch), op, score, added_params=int(table.added_params), budget_used=used)
+    def _told(self, op: Op, reading: Reading) -> Decision:
+        table = self.grafted.table
+        return Decision(
+            int(self._signals.epoch),
+            op,
+            reading.score,
+            reading.value,
+            added_params=int(table.added_params),
+            budget_used=self._limits.used(table, self.grafted.catalogue),
+        )
 
     def _roll_back(self, failure: str, reading: Reading) -> Decision:
         self._restore(self._good)
@@ -242,7 +248,7 @@ class Grower:
                 f"{self._guard.failures} epochs in a row failed, the last because {failure}; the model is back at its "
                 "last good epoch. Training fails by itself: try a lower learning rate or clip gradients"
             )
-        return replace(self._told(Op.WAIT, reading.score), rolled_back=failure)
+        return replace(self._told(Op.WAIT, reading), rolled_back=failure)
 
     def _present(self) -> _Good:
         states = [copy.deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
@@ -281,7 +287,8 @@ class Grower:
             "signals": self._signals.columns(),
             "guard": self._guard.state_dict(),
             "watch": self._watch.state_dict(),
-            "first_loss": self._evaluator.first_loss,
+            "measure": self._evaluator.scale.kind,
+            "scale": self._evaluator.scale.state_dict(),
             "history": [decision.to_dict() for decision in self.history],
             "seeds": self.grafted.generator.get_state(),
             "dice": torch.get_rng_state(),
@@ -298,7 +305,7 @@ class Grower:
         self._signals = SignalTable(**state["signals"]).clone()
         self._guard.load_state_dict(state["guard"])
         self._watch.load_state_dict(state["watch"])
-        self._evaluator.first_loss = state["first_loss"]
+        self._evaluator.scale.load_state_dict(state["scale"])
         self.history = [Decision.from_dict(decision) for decision in state["history"]]
         self.grafted.generator.set_state(state["seeds"])
         if hasattr(self._controller, "load_state_dict"):
@@ -312,6 +319,9 @@ class Grower:
         if state["controller_name"] != self._controller.name:
             here = self._controller.name
             raise InputError(f"the saved growth was decided by {state['controller_name']!r}; here decides {here!r}")
+        if state["measure"] != self._evaluator.scale.kind:
+            here = self._evaluator.scale.kind
+            raise InputError(f"the saved growth was measured by {state['measure']!r}; here it is {here!r}")
         saved = len(state["present"]["schedulers"])
         if saved != len(self._schedulers):
             raise InputError(f"the saved growth has {saved} schedulers; this grower has {len(self._schedulers)}")
