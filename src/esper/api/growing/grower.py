@@ -25,13 +25,13 @@ from esper.api.growing.setup import (
     chosen_sites,
     limits_of,
     make_reporter,
+    may_plant,
     number_of_epochs,
-    warn_if_nothing_fits,
 )
 from esper.api.growing.watch import OptimizerWatch, Watched
 from esper.api.growing.wrappers import unwrapped
 from esper.kasmina import Snapshot, check_actions, find_blueprint, graft, restore_snapshot, take_snapshot
-from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_PRICE, InputError, Op, TrainingFailedError, rent
+from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_PRICE, InputError, Op, Stage, TrainingFailedError, rent
 from esper.nissa import Hub
 from esper.tamiyo import Controller
 from esper.tolaria import SignalTable, Situation, TrackerSettings, track
@@ -120,7 +120,7 @@ class Grower:
             seed_groups="joined",
         )
         """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
-        warn_if_nothing_fits(self._limits, self.grafted)
+        self._may_plant = may_plant(self._controller, self._limits, self.grafted)
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
         self._watch = OptimizerWatch(optimizer, self.grafted)
@@ -158,6 +158,11 @@ class Grower:
             length,
         )
 
+    @property
+    def _at_rest(self) -> bool:
+        """Nothing is planted and nothing will be, so there is nothing to move on and nothing to decide."""
+        return not self._may_plant and bool((self.grafted.table.stage == Stage.DORMANT).all())
+
     def step(self, loss: float | Tensor | None = None) -> Decision:
         """To be called after every epoch: measures, moves seeds on, decides and acts; returns what it did and why.
 
@@ -177,7 +182,8 @@ class Grower:
             # Before acting, so that a return to this epoch also takes back what came of the decision.
             self._good = self._present()
             decision = replace(self._act(reading), moved=moved)
-        self.grafted.begin_epoch()
+        if not self._at_rest:
+            self.grafted.begin_epoch()
         tend_seeds(self.grafted)
         self._guard.expect(self.grafted)
         self.history.append(decision)
@@ -195,6 +201,9 @@ class Grower:
             val_score=torch.tensor([reading.score]),
             host_grad_norm=watched.host_gradient,
         )
+        if self._at_rest:
+            self.grafted.score = torch.tensor([reading.score])
+            return ()
         before = self.grafted.table
         moves = self.grafted.end_epoch(
             score=reading.score,
@@ -206,6 +215,8 @@ class Grower:
         return tell_moves(self.grafted.sites, before, moves)
 
     def _act(self, reading: Reading) -> Decision:
+        if self._at_rest:
+            return self._told(Op.WAIT, reading)
         situation = self.situation
         actions = of_first_rank(self._controller.decide(situation), self._device)
         check_actions(situation.table, actions, situation.masks)
