@@ -131,6 +131,27 @@ def test_tied_and_elsewhere_used_weights_are_not_merged() -> None:
     assert isinstance(plain.read, nn.Linear)
 
 
+class TiedInTraining(nn.Module):
+    """The weights of `first` serve `second` too, but only in training, which no example shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.first(x)
+        return self.second(h) if self.training else h
+
+
+def test_weights_that_serve_elsewhere_are_not_merged_even_if_the_example_does_not_show_it() -> None:
+    x = torch.randn(4, 6)
+    grafted = grown(TiedInTraining(), {"first": "low_rank"}, x)
+    folded = fold(grafted, x)
+    assert folded.merged == {}
+    torch.testing.assert_close(folded.network.train()(x), grafted.train()(x), rtol=0, atol=1e-5)
+
+
 def test_several_seeds_of_mixed_kinds_are_folded_together() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3))
     x = torch.randn(4, 6)

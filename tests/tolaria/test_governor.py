@@ -47,9 +47,17 @@ def test_the_usual_noise_is_no_panic() -> None:
         assert judge(governor, loss, loss) == [False, False]
 
 
+def test_a_good_host_may_have_an_epoch_not_much_worse_than_guessing() -> None:
+    governor = Governor(2, GUESS, GovernorSettings(explosion_factor=3.0, guess_factor=1.5))
+    for _ in range(5):
+        assert judge(governor, 0.05, 0.05) == [False, False]
+    assert judge(governor, 1.49 * GUESS, 1.49 * GUESS) == [False, False]
+    assert judge(governor, 1.51 * GUESS, 1.51 * GUESS) == [True, False]
+
+
 def test_an_explosion_is_told_from_the_median_of_good_epochs() -> None:
     governor = Governor(2, GUESS, GovernorSettings(explosion_factor=3.0, guess_factor=0.0))
-    for loss in (0.1, 5.0, 0.1, 0.1):  # the second is an explosion and does not enter the median
+    for loss in (0.1, 5.0, 5.0, 5.0, 0.1):  # explosions do not enter the median
         assert judge(governor, loss, loss)[0] is (loss == 5.0)
     assert judge(governor, 0.29, 0.29) == [False, False]
     assert judge(governor, 0.31, 0.31) == [True, False]
