@@ -29,9 +29,8 @@ _TIME_LIMIT = 120.0
 _PASSED, _FAILED, _STOPPED = 0, 1, -1
 """What pytest returns if all tests passed, or one failed; anything else means that they did not run to their end."""
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(
-    ["torch", "torch._dynamo", "gymnasium"]
-)  # three of the four seconds that a start takes
+_PRELOADED = ["torch", "torch._dynamo", "gymnasium"]
+"""What every process begins with, because importing it takes most of the time of a quick test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +104,7 @@ def judge(mutant: Mutant, source: Path) -> tuple[str, str]:
 
 def run(mutants: Sequence[Mutant]) -> bool:
     """Print one line per fault; returns whether all were killed."""
+    _PROCESSES.set_forkserver_preload(_PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(shutil.copytree(SOURCE, Path(folder) / "src"))
         tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
