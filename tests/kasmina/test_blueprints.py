@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import Blueprint, Catalogue, Family, SiteShape, blueprint, blueprints_of, find_blueprint
+from esper.kasmina.blueprints import registry
 from esper.kasmina.flops import count_flops
 from esper.leyline import NUM_BLUEPRINTS, InputError
 
@@ -151,14 +152,12 @@ def test_registering_where_there_is_no_place_is_refused(place: int, name: str, r
         blueprint(Family.FEATURES, place, name, "test", replace=replace)(Nothing)
 
 
-def test_a_blueprint_can_take_over_a_place() -> None:
-    original = find_blueprint(Family.FEATURES, 2)
-    try:
-        blueprint(Family.FEATURES, 2, "mine", "test", replace=True)(Nothing)
-        assert find_blueprint(Family.FEATURES, "mine").cost(SiteShape(Family.FEATURES, 8)).params == 8
-    finally:
-        blueprint(Family.FEATURES, 2, original.name, original.summary, replace=True)(original.factory)
-    assert find_blueprint(Family.FEATURES, 2).name == "low_rank"
+def test_a_blueprint_can_take_over_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    blueprint(Family.FEATURES, 2, "mine", "test", replace=True)(Nothing)
+    assert find_blueprint(Family.FEATURES, "mine").cost(SiteShape(Family.FEATURES, 8)).params == 8
+    with pytest.raises(InputError, match="low_rank"):
+        find_blueprint(Family.FEATURES, "low_rank")
 
 
 def test_impossible_sites_are_refused() -> None:

@@ -19,7 +19,7 @@ from esper.leyline import InputError
 def networks() -> dict[Family, tuple[nn.Sequential, str, Tensor]]:
     """A network of each family, the site in it, and an input."""
     return {
-        Family.FEATURES: (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), "0", torch.randn(4, 5, 6)),
+        Family.FEATURES: (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)), "1", torch.randn(4, 5, 6)),
         Family.CONV1D: (nn.Sequential(nn.Conv1d(3, 8, 3), nn.Tanh(), nn.Conv1d(8, 2, 1)), "0", torch.randn(4, 3, 9)),
         Family.CONV2D: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 2, 1)), "0", torch.randn(4, 3, 9, 9)),
     }
@@ -106,60 +106,47 @@ class Tied(nn.Module):
         return result
 
 
-def test_affine_seeds_are_merged_into_linear_layers_and_embeddings() -> None:
-    model = nn.Sequential(nn.Embedding(7, 6), nn.Sequential(nn.Linear(6, 8, bias=False)), nn.Linear(8, 3))
-    x = torch.randint(7, (4, 5))
-    grafted = grown(model, {"0": "low_rank", "1": "low_rank", "2": "low_rank"}, x)
-    folded = fold(grafted, x)
-    assert folded.merged == {"0": "0", "1": "1.0", "2": "2"}
-    assert [type(module) for module in folded.network.modules()] == [type(module) for module in model.modules()]
-    torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
-    rebuilt: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(emit_source(folded, "w.pt"), "emitted", "exec", dont_inherit=True), rebuilt)
-    fresh = nn.Sequential(nn.Embedding(7, 6), nn.Sequential(nn.Linear(6, 8, bias=False)), nn.Linear(8, 3))
-    rebuilt["grow"](fresh).load_state_dict(folded.network.state_dict())
-
-
-def test_tied_and_elsewhere_used_weights_are_not_merged() -> None:
+def test_tied_weights_stay_tied() -> None:
     model, x = Tied(), torch.randint(7, (4, 5))
-    grafted = grown(model, {"embed": "low_rank", "read": "low_rank"}, x)
-    folded = fold(grafted, x)
-    assert (folded.merged, set(folded.inserted)) == ({}, {"embed", "read"})
-    torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
-    plain: Any = folded.network
+    grafted = grown(model, {"embed": "low_rank", "read": "mlp"}, x)
+    plain: Any = fold(grafted, x).network
+    torch.testing.assert_close(plain(x), grafted(x), rtol=0, atol=1e-5)
     assert plain.out.weight is plain.embed.weight
     assert isinstance(plain.read, nn.Linear)
 
 
-class TiedInTraining(nn.Module):
-    """The weights of `first` serve `second` too, but only in training, which no example shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.first(x)
-        return self.second(h) if self.training else h
-
-
-def test_weights_that_serve_elsewhere_are_not_merged_even_if_the_example_does_not_show_it() -> None:
-    x = torch.randn(4, 6)
-    grafted = grown(TiedInTraining(), {"first": "low_rank"}, x)
+def test_a_seed_kept_before_it_was_blended_in_counts_as_much_as_then() -> None:
+    model, path, x = networks()[Family.FEATURES]
+    original = copy.deepcopy(model)
+    grafted = grown(model, {path: "mlp"}, x)
+    table = grafted.table.clone()
+    table.alpha[0, 0] = 0.25
+    grafted.follow(table)
     folded = fold(grafted, x)
-    assert folded.merged == {}
-    torch.testing.assert_close(folded.network.train()(x), grafted.train()(x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(emit_source(folded, "weights.pt"), "emitted", "exec", dont_inherit=True), names)
+    rebuilt = names["grow"](original)
+    rebuilt.load_state_dict(folded.network.state_dict())
+    torch.testing.assert_close(rebuilt(x), folded.network(x), rtol=0, atol=0)
+
+
+def test_no_name_of_a_file_becomes_code() -> None:
+    model, path, x = networks()[Family.FEATURES]
+    name = 'w""";raise SystemExit("executed");""".pt'
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(emit_source(fold(grown(model, {path: "mlp"}, x), x), name), "emitted", "exec"), names)
+    assert names["WEIGHTS"] == name
 
 
 def test_several_seeds_of_mixed_kinds_are_folded_together() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3))
     x = torch.randn(4, 6)
-    grafted = grown(model, {"0": "mlp", "1": "gated", "2": "norm", "3": "low_rank"}, x)
+    grafted = grown(model, {"0": "mlp", "1": "gated", "2": "low_rank"}, x)
     folded = fold(grafted, x)
     assert set(folded.inserted) == {"0", "1", "2"}
     torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
-    assert f"2.{SEED_NAME}.seed.norm.weight" in folded.network.state_dict()
+    assert f"2.{SEED_NAME}.seed.up.weight" in folded.network.state_dict()
     copy.deepcopy(folded.network)(x).sum().backward()
 
 
@@ -195,7 +182,7 @@ def test_a_network_rebuilt_by_emitted_code_is_pickled_without_esper(tmp_path: Pa
 import torch
 from torch import nn
 from grown import grow
-torch.save(grow(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))), "whole.pt")
+torch.save(grow(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))), "whole.pt")
 """,
         """
 import torch

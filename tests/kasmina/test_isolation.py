@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina import GraftedModel, take_snapshot
-from esper.kasmina.graft import Isolation
+from esper.kasmina.growth import Isolation
 from esper.leyline import Stage
 from tests.kasmina.builders import grow_until, make_batch, make_grafted, make_mlp, run_epoch, train_step
 
@@ -71,7 +71,7 @@ def test_a_shadow_trained_seed_lowers_the_loss_it_would_have_in_place() -> None:
 def test_a_shadow_pass_changes_no_running_statistics() -> None:
     host = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     model = make_grafted(model=host, at=["0"], isolation="shadow")
-    model.germinate("0", "low_rank")
+    model.germinate("0", "gated")
     model.begin_epoch()
     before = copy.deepcopy(host.state_dict())
     model.shadow("0", make_batch()[0])
@@ -81,8 +81,8 @@ def test_a_shadow_pass_changes_no_running_statistics() -> None:
 def test_a_shadow_pass_leaves_the_dropout_of_the_host_alone() -> None:
     def losses(shadow: bool) -> list[float]:
         torch.manual_seed(0)
-        model = make_grafted(model=nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)), at=["0"])
-        model.isolation = "shadow" if shadow else "straight-through"
+        host = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+        model = make_grafted(model=host, at=["0"], isolation="shadow" if shadow else "straight-through")
         if shadow:
             model.germinate("0", "mlp")
             model.begin_epoch()

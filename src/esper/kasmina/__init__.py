@@ -2,7 +2,8 @@
 
 from esper.kasmina.blueprints import Blueprint, Cost, blueprint, blueprints_of, find_blueprint
 from esper.kasmina.export import Folded, emit_source, fold
-from esper.kasmina.graft import GraftedModel, Site, graft
+from esper.kasmina.graft import GraftedModel, graft
+from esper.kasmina.growth import Site
 from esper.kasmina.hosts import Host, build_host, host, host_names
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import (
@@ -14,14 +15,16 @@ from esper.kasmina.lifecycle import (
     drop_unfinished,
     end_epoch,
     plant_fossils,
+    settle,
     stage_changes,
 )
 from esper.kasmina.plain import Residual, plain_network
-from esper.kasmina.probe import split_example
+from esper.kasmina.probe import check_initialised, split_example
 from esper.kasmina.propose import propose_sites
+from esper.kasmina.seed_state import leave_out_seeds
 from esper.kasmina.sites import Family, SiteShape
 from esper.kasmina.slot_view import SlotView
-from esper.kasmina.snapshot import Snapshot, restore_snapshot, take_snapshot
+from esper.kasmina.snapshot import Snapshot, check_snapshot, restore_snapshot, take_snapshot
 from esper.kasmina.table import NOT_MEASURED, SlotTable
 
 __all__ = [
@@ -50,6 +53,8 @@ __all__ = [
     "blueprints_of",
     "build_host",
     "check_actions",
+    "check_initialised",
+    "check_snapshot",
     "drop_unfinished",
     "emit_source",
     "end_epoch",
@@ -58,10 +63,12 @@ __all__ = [
     "graft",
     "host",
     "host_names",
+    "leave_out_seeds",
     "plain_network",
     "plant_fossils",
     "propose_sites",
     "restore_snapshot",
+    "settle",
     "split_example",
     "stage_changes",
     "take_snapshot",

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,30 +11,18 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
-from esper.kasmina.blueprints import Blueprint, find_blueprint
+from esper.kasmina.affine import ends_in_trained_linear
+from esper.kasmina.blueprints import Blueprint, blueprints_of, find_blueprint
+from esper.kasmina.growth import Growth, Isolation, Site
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
-from esper.kasmina.optimizer_groups import SeedGroups, add_seed, check_owns, remove_seed
-from esper.kasmina.probe import Example, Where, probe_sites
-from esper.kasmina.sites import SiteShape
-from esper.kasmina.slot import Slot, SlotMode
+from esper.kasmina.optimizer_groups import SeedGroups, check_owns
+from esper.kasmina.probe import Example, Where, check_initialised, probe_sites
+from esper.kasmina.seed_state import carry_seeds, growth_on, remove_slots
+from esper.kasmina.slot import Slot
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.table import NOT_MEASURED, SlotTable
 from esper.leyline import Blend, IllegalActionError, InputError, Op, SlotConfig, Stage, unknown_name
-
-Isolation = Literal["straight-through", "shadow"]
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """One place where a host can grow."""
-
-    path: str
-    """Name of the submodule behind which the slot sits."""
-    slot_id: str
-    shape: SiteShape
-    dtype: torch.dtype
-    """Of the submodule's output when the slot was grafted."""
 
 
 class GraftedModel(nn.Module):
@@ -57,25 +44,54 @@ class GraftedModel(nn.Module):
         seed_groups: SeedGroups = "own",
     ) -> None:
         super().__init__()
+        self.growth = Growth(
+            host, sites, optimizer=optimizer, isolation=isolation, generator=generator, seed_groups=seed_groups
+        )
         self.host = host
-        self.sites = sites
-        self.slots = nn.ModuleList(Slot() for _ in sites)
-        self.optimizer = optimizer
-        self.isolation = isolation
-        self.generator = generator
-        self.seed_groups = seed_groups
-        self.catalogue = Catalogue.of([site.shape for site in sites])
+        self.slots = self.growth.slots
+        self.catalogue = _catalogue(host, sites, optimizer)
         self.budget = torch.tensor([budget])
-        self.table = SlotTable.empty(1, len(sites))
         self.score = torch.tensor([NOT_MEASURED])
-        self._grafted_dtype = _floating_dtype(host)
         for site, slot in zip(sites, self._slots, strict=True):
             # A bound method of a module is copied along by deepcopy; a closure would still serve the original.
             host.get_submodule(site.path).register_forward_hook(slot.inject)
+        carry_seeds(host, self.growth)
+        self.register_load_state_dict_pre_hook(_name_host)  # type: ignore[no-untyped-call]
 
     @property
     def _slots(self) -> list[Slot]:
-        return list(self.slots)  # type: ignore[arg-type]  # a ModuleList forgets what it holds
+        return self.growth.slot_list()
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Where it can grow, in table order."""
+        return self.growth.sites
+
+    @property
+    def table(self) -> SlotTable:
+        """The state of every slot."""
+        return self.growth.table
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimiser that is kept in step with growth; copies of the model have none."""
+        return self.growth.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer | None) -> None:
+        self.growth.optimizer = optimizer
+        for slot in self._slots:
+            slot.stand_alone()
+
+    @property
+    def isolation(self) -> Isolation:
+        """How a seed at alpha 0 learns."""
+        return self.growth.isolation
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Where the initial weights of seeds come from."""
+        return self.growth.generator
 
     def __getattr__(self, name: str) -> Any:
         """What is not ours is the host's, so that code written for the host need not know."""
@@ -87,6 +103,14 @@ class GraftedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The host's output, seeds included."""
         return self.host(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the host, under its own names, with the seeds that are planted: see `seed_state`."""
+        return self.host.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take weights and seeds from a state of this model, of a copy of it, or of one before anything grew."""
+        return self.host.load_state_dict(state_dict, strict, assign)
 
     def slot(self, name: str) -> SlotView:
         """The slot behind the submodule `name`, or with the slot id `name`."""
@@ -222,41 +246,23 @@ class GraftedModel(nn.Module):
 
     def follow(self, table: SlotTable) -> None:
         """Make modules, alphas, isolation and optimiser groups what `table` says, and keep it as the table."""
-        for index, blueprint_id in enumerate(table.blueprint[0].tolist()):
-            slot, stage = self._slots[index], table.stage[0, index]
-            if slot.blueprint_id != blueprint_id:
-                self._replace_seed(index, blueprint_id)
-            if blueprint_id and stage in (Stage.GERMINATED, Stage.TRAINING):
-                slot.mode = SlotMode.ISOLATED if self.isolation == "straight-through" else SlotMode.OFF
-            elif blueprint_id:
-                slot.mode = SlotMode.BLENDED
-            slot.alpha.copy_(table.alpha[0, index])
-        self.table = table
+        self.growth.follow(self.host, table)
 
-    def _replace_seed(self, index: int, blueprint_id: int) -> None:
-        slot, site = self._slots[index], self.sites[index]
-        if slot.seed is not None:
-            if self.optimizer is not None:
-                remove_seed(self.optimizer, site.slot_id, slot.seed)
-            slot.uproot()
-        if not blueprint_id:
-            return
-        neighbour = self.host.get_submodule(site.path)
-        # Also when called under inference mode, which would make parameters that can never be trained.
-        with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
-            seed = find_blueprint(site.shape.family, blueprint_id).build(site.shape)
-            seed.to(*self._place(site, neighbour)).train(neighbour.training)
-        if self.optimizer is not None:
-            add_seed(self.optimizer, site.slot_id, seed, self.host, site.path, self.seed_groups)
-        slot.plant(seed, blueprint_id)
+    def mirror(self, copied: nn.Module) -> None:
+        """Let a copy of this model, as in `AveragedModel`, grow along.
 
-    def _place(self, site: Site, neighbour: nn.Module) -> tuple[torch.device, torch.dtype]:
-        """Device and dtype of a seed: those of the submodule it sits behind, as far as that has weights."""
-        device = next((p.device for module in (neighbour, self.host) for p in module.parameters()), torch.device("cpu"))
-        now = _floating_dtype(self.host)
-        moved = now if now != self._grafted_dtype else None
-        return device, _floating_dtype(neighbour) or moved or site.dtype
+        What is planted here is planted there with the same weights, and goes when it goes; after that, whoever updates
+        the copy finds the same parameters in the same order on both sides.
+        """
+        found = next((module for module in copied.modules() if isinstance(module, GraftedModel)), None)
+        if found is None:
+            raise InputError("seeds are not part of this module; make the copy, or AveragedModel, from grower.model")
+        if found is self:
+            raise InputError("this is the model itself, not a copy of it")
+        if found.sites != self.sites:
+            there, here = (", ".join(site.path for site in sites) for sites in (found.sites, self.sites))
+            raise InputError(f"this module has slots behind {there}; the model has slots behind {here}")
+        self.growth.add_mirror(found.growth, found.host)
 
     @contextmanager
     def override_alpha(self, slot: str, alpha: Tensor | float) -> Iterator[None]:
@@ -287,8 +293,36 @@ class GraftedModel(nn.Module):
             return functional_call(self, state, args, kwargs)
 
 
-def _floating_dtype(module: nn.Module) -> torch.dtype | None:
-    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+def _catalogue(host: nn.Module, sites: tuple[Site, ...], optimizer: Optimizer | None) -> Catalogue:
+    """What fits where; an affine seed does not fit behind a trained linear layer: it would add no capacity."""
+    catalogue = Catalogue.of([site.shape for site in sites])
+    for index, site in enumerate(sites):
+        if ends_in_trained_linear(host, site.path, optimizer):
+            for blueprint in blueprints_of(site.shape.family):
+                catalogue.fits[index, blueprint.id - 1] &= not blueprint.affine
+    return catalogue
+
+
+def _remove_idle_slots(model: nn.Module) -> None:
+    """Take off what an earlier graft left, as when the cell of a notebook is run again, if nothing is lost by it."""
+    for module in list(model.modules()):
+        earlier = growth_on(module)
+        if earlier is None:
+            continue
+        planted = [site.path for site, slot in zip(earlier.sites, earlier.slots, strict=True) if slot.seed is not None]
+        if planted:
+            raise InputError(
+                f"this model has grown already, behind {', '.join(planted)}: go on with its grower, start again from a "
+                "new model, or grow grower.export() further"
+            )
+        remove_slots(module)
+        earlier.abandoned = True
+
+
+def _name_host(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:  # noqa: ARG001
+    """Where a grafted model is part of another module, that one loads its state key by key: lead them to the host."""
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}host.{key.removeprefix(prefix)}"] = state.pop(key)
 
 
 def graft(
@@ -320,13 +354,11 @@ def graft(
         raise unknown_name("seed_groups", seed_groups, get_args(SeedGroups))
     if not isinstance(budget, int) or budget < 0:
         raise InputError(f"budget must be a whole number of parameters, 0 or more; got {budget!r}")
-    if any(
-        isinstance(getattr(hook, "__self__", None), Slot) for m in model.modules() for hook in m._forward_hooks.values()
-    ):
-        raise InputError("this model carries slots already; go on with the model that graft returned")
+    check_initialised(model)
     if optimizer is not None:
         check_owns(optimizer, model)
     found = probe_sites(model, at, example)
+    _remove_idle_slots(model)
     slot_ids = SlotConfig.of_size(len(found)).slot_ids
     sites = tuple(Site(path, slot_id, *found[path]) for path, slot_id in zip(found, slot_ids, strict=True))
     own = generator or torch.Generator().manual_seed(torch.initial_seed())

@@ -1,7 +1,7 @@
 """Which actions are legal, derived from the same table of transitions that the lifecycle obeys."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -76,6 +76,12 @@ class ActionMasks:
         irrelevant_unset = torch.where(op == Op.GERMINATE, True, (blueprint == 0) & (blend == 0))
         seedable = torch.where(op == Op.GERMINATE, self.blueprint[host, slot, blueprint], True)
         return in_range & self.slot[host, op, slot] & seedable & irrelevant_unset
+
+    def without_germination(self) -> Self:
+        """The same, but nothing may be planted."""
+        slot = self.slot.clone()
+        slot[:, Op.GERMINATE] = False
+        return replace(self, op=slot.any(2), slot=slot)
 
 
 def _stages_allowing(op: Op) -> Tensor:

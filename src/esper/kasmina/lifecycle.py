@@ -157,6 +157,13 @@ def drop_unfinished(table: SlotTable, hosts: Tensor | None = None) -> SlotTable:
     return new
 
 
+def settle(table: SlotTable, kept: Tensor) -> SlotTable:
+    """The end of the story, decided: the seeds `kept [N, S]` (bool) stay for good as they are blended now."""
+    new = table.clone()
+    new.stage[kept & table.occupied] = Stage.FOSSILIZED.value
+    return drop_unfinished(new)
+
+
 def _record(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:
     occupied = table.occupied
     blended = occupied & (table.alpha > 0)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from esper.kasmina.sites import Family, SiteShape, infer_family, site_shape
@@ -43,6 +44,15 @@ def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, tupl
             hint = ", ".join(_usable(modules, read)) or "no submodule of this model"
             raise InputError(f"no slot can go after {name!r}: {error}. Slots can go after: {hint}") from None
     return sites
+
+
+def check_initialised(model: nn.Module) -> None:
+    """Refuse a model with lazy layers that have no weights yet."""
+    lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise InputError(
+            f"{', '.join(lazy)} of this model have no shape yet; run a batch through it first, then make the optimizer"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """A slot: the place behind one submodule of a host where a seed can live."""
 
+import copy
+import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -53,13 +56,33 @@ class Slot(nn.Module):
 
     alpha: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, witness: Tensor | None = None) -> None:
         super().__init__()
         self.seed: nn.Module | None = None
         self.blueprint_id = 0
         self.mode = SlotMode.OFF
         self.register_buffer("alpha", torch.zeros(()), persistent=False)
         self.alpha_override: Tensor | float | None = None
+        # A parameter of the host, in a list so that it is not registered as one of ours: see `_warn_if_left_behind`.
+        self._witness = [] if witness is None else [witness]
+        self._original: weakref.ref[Slot] | None = None
+        self._copied_version = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_original": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Slot":
+        twin = Slot.__new__(Slot)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        twin._original, twin._copied_version = weakref.ref(self), twin._version_now()
+        return twin
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        # The state of the host holds the seed too, and has planted it already: see `seed_state`.
+        if self.seed is not None:
+            self.seed.state_dict(destination=state_dict, prefix=f"{prefix}seed.")
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def plant(self, seed: nn.Module, blueprint_id: int) -> None:
         """Put `seed` into this empty slot; it does nothing until the mode changes."""
@@ -83,8 +106,34 @@ class Slot(nn.Module):
         finally:
             self.alpha_override = previous
 
+    def differs_from(self, other: "Slot") -> bool:
+        """Whether the two hold seeds of different kinds, or only one of them holds one."""
+        return self.blueprint_id != other.blueprint_id
+
+    def stand_alone(self) -> None:
+        """To be called on the slot of a copy that is trained by itself and need not be like its original."""
+        self._original = None
+
+    def _version_now(self) -> int:
+        return self._witness[0]._version if self._witness else 0
+
+    def _warn_if_left_behind(self) -> None:
+        """Say so if this is the slot of a copy that is being updated, as averages of weights are, but does not grow."""
+        original = None if self._original is None else self._original()
+        if original is None or torch.compiler.is_compiling() or self._version_now() == self._copied_version:
+            return
+        if self.differs_from(original):
+            self.stand_alone()  # once is enough
+            warnings.warn(
+                "this copy of a growing model is updated, as AveragedModel does, but lacks seeds that the model has "
+                "grown, or keeps seeds that it has culled; let it grow along with grower.mirror(copy)",
+                stacklevel=2,
+            )
+
     def inject(self, module: nn.Module, args: tuple[Any, ...], h: Any) -> Tensor | None:  # noqa: ARG002
         """The forward hook: the output that replaces `h`, or None to leave it as it is."""
+        if self._original is not None:
+            self._warn_if_left_behind()
         if self.seed is None:
             return None
         if not isinstance(h, Tensor) or h.is_nested:

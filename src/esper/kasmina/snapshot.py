@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.optimizer_groups import SLOT_KEY
 from esper.kasmina.table import SlotTable
@@ -41,10 +42,29 @@ class Snapshot:
         return {"table": self.table.columns(), "score": self.score, "tensors": self.tensors, "groups": groups}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        """The inverse of `state_dict`."""
-        groups = [_GroupSnapshot(*group) for group in state["groups"]]
-        return cls(SlotTable(**state["table"]), state["score"], state["tensors"], groups)
+    def from_state_dict(cls, state: Mapping[str, Any], num_slots: int) -> Self:
+        """The inverse of `state_dict`; what is not a snapshot of a model with so many slots is refused."""
+        if not isinstance(state, Mapping) or set(state) != {"table", "score", "tensors", "groups"}:
+            raise InputError("a snapshot holds a table, a score, tensors and groups, and nothing else")
+        table, score, tensors, groups = (state[name] for name in ("table", "score", "tensors", "groups"))
+        if not isinstance(score, Tensor) or score.shape != (1,) or not score.is_floating_point():
+            raise InputError("the score of a snapshot must be one number in a tensor")
+        if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise InputError("the tensors of a snapshot must be tensors by name")
+        if not isinstance(groups, list) or not all(map(_is_group, groups)):
+            raise InputError("the groups of a snapshot must be slot, settings, states and seeds of parameter groups")
+        made = [_GroupSnapshot(*group) for group in groups]
+        return cls(SlotTable.from_columns(table, num_slots), score, dict(tensors), made)
+
+
+def _is_group(group: Any) -> bool:
+    if not isinstance(group, list) or len(group) != 4:
+        return False
+    slot_id, settings, states, seeds = group
+    lists = isinstance(states, list) and isinstance(seeds, list) and len(states) == len(seeds)
+    names = lists and all(name is None or isinstance(name, str) for name in seeds)
+    plain = lists and all(isinstance(state, dict) for state in states)
+    return (slot_id is None or isinstance(slot_id, str)) and isinstance(settings, dict) and names and plain
 
 
 def take_snapshot(model: GraftedModel) -> Snapshot:
@@ -64,7 +84,7 @@ def restore_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
     planted anew, seeds germinated since are removed. Gradients are dropped. No random number is drawn. A
     snapshot of another model, or of an optimiser with other groups, is refused before anything changes.
     """
-    _check_fits(model, snapshot)
+    check_snapshot(model, snapshot)
     generator_state = model.generator.get_state()
     model.follow(snapshot.table.clone())
     model.generator.set_state(generator_state)
@@ -80,21 +100,39 @@ def restore_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
             tensor.grad = None
     if model.optimizer is not None:
         _restore_groups(model, model.optimizer, snapshot.groups)
+    model.growth.refresh_mirrors()
 
 
-def _check_fits(model: GraftedModel, snapshot: Snapshot) -> None:
+def check_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
+    """Refuse a snapshot that is not of `model` or of its optimiser."""
     saved = {name: tensor.shape for name, tensor in snapshot.tensors.items() if name.startswith("host.")}
     parameters = {f"host.{name}": p.shape for name, p in model.host.named_parameters()}
     present = parameters | {f"host.{name}": saved.get(f"host.{name}") for name, _ in model.host.named_buffers()}
     if saved != present:
         different = sorted(name for name in saved.keys() | present if saved.get(name) != present.get(name))
         raise InputError(f"the snapshot is not of this host: {', '.join(different[:3])} differ")
+    _check_seeds(model, snapshot)
     if model.optimizer is not None:
         seeds = _seed_names(model)
         hosts = [group["params"] for group in model.optimizer.param_groups if SLOT_KEY not in group]
         sizes = [sum(id(parameter) not in seeds for parameter in params) for params in hosts]
         if sizes != [group.seeds.count(None) for group in snapshot.groups if group.slot_id is None]:
             raise InputError("the optimizer's own parameter groups have changed since the snapshot was taken")
+
+
+def _check_seeds(model: GraftedModel, snapshot: Snapshot) -> None:
+    expected: dict[str, torch.Size] = {}
+    for index, (site, kind) in enumerate(zip(model.sites, snapshot.table.blueprint[0].tolist(), strict=True)):
+        expected[f"slots.{index}.alpha"] = torch.Size()
+        if kind:
+            with torch.device("meta"):
+                seed = find_blueprint(site.shape.family, kind).build(site.shape)
+            named = [*seed.named_parameters(), *seed.named_buffers()]
+            expected |= {f"slots.{index}.seed.{name}": tensor.shape for name, tensor in named}
+    saved = {name: tensor.shape for name, tensor in snapshot.tensors.items() if not name.startswith("host.")}
+    if saved != expected:
+        different = sorted(name for name in saved.keys() | expected if saved.get(name) != expected.get(name))
+        raise InputError(f"the snapshot is not of these slots: {', '.join(different[:3])} differ")
 
 
 def _seed_names(model: GraftedModel) -> dict[int, str]:

@@ -1,14 +1,18 @@
 """The slot table: the state of every slot of every host as `[N, S]` tensors."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from esper.leyline import NO_BLUEPRINT, OCCUPIED_STAGES, Stage
+from esper.leyline import NO_BLUEPRINT, NUM_BLENDS, NUM_BLUEPRINTS, OCCUPIED_STAGES, InputError, Stage
 
 NOT_MEASURED = float("nan")
+_COUNTS = ("epochs_in_stage", "blend_epoch", "pauses", "measurements", "params")
+_MOST = 2**53
+"""More than any count comes to."""
 _OCCUPIED_CODES = torch.tensor([stage.value for stage in OCCUPIED_STAGES])
 
 
@@ -51,6 +55,32 @@ class SlotTable:
     def empty(cls, num_hosts: int, num_slots: int) -> Self:
         """All slots dormant."""
         return cls(**{name: torch.full((num_hosts, num_slots), value) for name, value in _DORMANT.items()})
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any], num_slots: int) -> Self:
+        """The table of one host from its saved columns; anything that no table could hold is refused by name."""
+        if not isinstance(columns, Mapping) or set(columns) != set(_DORMANT):
+            raise InputError(f"a slot table has the columns {', '.join(_DORMANT)}; these are {_names(columns)}")
+        expected = cls.empty(1, num_slots).columns()
+        for name, empty in expected.items():
+            given = columns[name]
+            if not isinstance(given, Tensor) or _form(given) != _form(empty):
+                raise InputError(f"column {name!r} of the slot table must be {empty.dtype} of shape {[1, num_slots]}")
+        table = cls(**{name: columns[name].clone() for name in expected})
+        table._check_values()
+        return table
+
+    def _check_values(self) -> None:
+        limits = {"stage": len(Stage) - 1, "alpha": 1, "blueprint": NUM_BLUEPRINTS, "blend": NUM_BLENDS - 1}
+        limits |= dict.fromkeys(_COUNTS, _MOST)
+        for name, most in limits.items():
+            column = getattr(self, name)
+            if not ((column >= 0) & (column <= most)).all():
+                raise InputError(
+                    f"column {name!r} of the slot table must be 0 to {most}; got {column.flatten().tolist()}"
+                )
+        if not torch.equal(self.occupied, self.blueprint != NO_BLUEPRINT):
+            raise InputError("the slot table names blueprints for empty slots, or none for occupied ones")
 
     @property
     def shape(self) -> torch.Size:
@@ -114,3 +144,11 @@ _DORMANT: dict[str, Any] = {
     "params": 0,
 }
 """What every column holds for an empty slot; the types of these values set the types of the columns."""
+
+
+def _form(column: Tensor) -> tuple[torch.Size, torch.dtype, torch.layout]:
+    return column.shape, column.dtype, column.layout
+
+
+def _names(columns: object) -> str:
+    return ", ".join(map(str, columns)) if isinstance(columns, Mapping) else f"a {type(columns).__name__}"

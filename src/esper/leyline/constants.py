@@ -31,6 +31,8 @@ TRAINING_EPOCHS: Final = 2
 """Epochs a seed learns in isolation before its gate opens."""
 BLENDING_EPOCHS: Final = 3
 """Epochs over which alpha rises to 1, pauses aside."""
+EPOCHS_TO_DECIDE: Final = TRAINING_EPOCHS + BLENDING_EPOCHS + 1
+"""Epochs from the germination of a seed until it can be kept: it learns, blends in, and is measured at alpha 1."""
 MAX_BLEND_PAUSES: Final = 2
 """How often a gated blend may stand still on a negative contribution."""
 MEASUREMENTS_BEFORE_CULL: Final = 2

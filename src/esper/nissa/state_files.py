@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from esper.leyline import DamagedFileError, InputError
 
@@ -54,6 +55,9 @@ def read_state(path: Path, what: str, remedy: str) -> dict[str, Any]:
         raise DamagedFileError(f"{path} is no {what} ({type(error).__name__}); {remedy}") from error
     if not isinstance(state, dict):
         raise DamagedFileError(f"{path} is no {what}: it holds {type(state).__name__}; {remedy}")
+    # Nothing here is ever saved sparse, and sparse tensors pass checks of shapes only to fail where they are used.
+    if any(isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in tree_leaves(state)):
+        raise DamagedFileError(f"{path} is no {what}: it holds sparse tensors; {remedy}")
     return state
 
 

@@ -90,16 +90,6 @@ def test_code_and_weights_are_written_side_by_side(tmp_path: Path) -> None:
     torch.testing.assert_close(model(x), plain(x), rtol=0, atol=0)
 
 
-def test_unfinished_seeds_are_left_out_and_that_is_said() -> None:
-    grower = make_grower(controller=Script([germinate(0)]))
-    grow(grower, 5)
-    with pytest.warns(UserWarning, match="not kept for good yet: the seeds behind 1"):
-        plain = grower.export()
-    x, _ = make_data()
-    with grower.grafted.override_alpha("1", 0.0):
-        torch.testing.assert_close(plain(x), grower.model(x), rtol=0, atol=1e-6)
-
-
 def test_an_export_without_a_step_or_to_an_unknown_format_is_refused(tmp_path: Path) -> None:
     grower = make_grower()
     with pytest.raises(InputError, match="was never called, so nothing could grow"):
@@ -107,6 +97,19 @@ def test_an_export_without_a_step_or_to_an_unknown_format_is_refused(tmp_path: P
     grow(grower, 1)
     with pytest.raises(InputError, match=r"has to end in \.pt2, \.onnx, \.py"):
         grower.export(tmp_path / "grown.bin")
+
+
+@pytest.mark.parametrize(("name", "there"), [("net.py", "net.py"), ("net.py", "net.pt"), ("net.pt2", "net.pt2")])
+def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path, name: str, there: str) -> None:
+    grower = make_grower(controller=Script(LIFE))
+    grow(grower, 7)
+    (tmp_path / there).write_text("my own work")
+    with pytest.raises(InputError, match=f"{there} exists; choose another name, or .*overwrite=True"):
+        grower.export(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [there]
+    assert (tmp_path / there).read_text() == "my own work"
+    grower.export(tmp_path / name, overwrite=True)
+    assert (tmp_path / there).read_bytes() != b"my own work"
 
 
 class Fickle(nn.Module):

@@ -223,9 +223,9 @@ def test_the_horizon_is_open_unless_epochs_are_told() -> None:
     grower = make_grower()
     grow(grower, 7)
     assert grower.situation.episode_length == 35
-    told = make_grower(epochs=5)
-    grow(told, 7)
-    assert (told.situation.episode_length, int(told.situation.steps_left)) == (7, 0)
+    told = make_grower(epochs=8)
+    grow(told, 10)
+    assert (told.situation.episode_length, int(told.situation.steps_left)) == (10, 0)
 
 
 def test_the_heuristic_grows_a_model_by_itself() -> None:

@@ -95,3 +95,23 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
     assert callback.grower.grafted.slot("bert.encoder.layer.0").stage is Stage.FOSSILIZED
     one, other = take_snapshot(callback.grower.grafted), take_snapshot(expected.grower.grafted)
     assert_same(one.tensors, other.tensors)
+
+
+def test_a_saved_model_holds_what_was_grown(tmp_path: Path) -> None:
+    safetensors: Any = pytest.importorskip("safetensors.torch")
+    trainer, _ = make_trainer(tmp_path / "run", 8)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    x = tokens()[0]
+    trainer.model.eval()
+    expected = trainer.model(x).logits
+    state = safetensors.load_file(tmp_path / "saved" / "model.safetensors")
+    assert any(key.startswith("esper_seeds.bert/encoder/layer/0.mlp.") for key in state)
+    other, again = make_trainer(tmp_path / "other", 1)
+    other.train()
+    other.model.load_state_dict(state)
+    other.model.eval()
+    assert torch.equal(other.model(x).logits, expected)
+    assert again.grower.grafted.slot("bert.encoder.layer.0").stage is Stage.FOSSILIZED
+    with pytest.raises(RuntimeError, match=r"grower\.export\(\).*Grower\.load"):
+        make_model().load_state_dict(state)

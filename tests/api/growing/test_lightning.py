@@ -104,3 +104,26 @@ def test_two_optimizers_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="one optimizer; this one has 2"):
         make_trainer(tmp_path, 1, make_callback(), enable_checkpointing=False).fit(Two(), loader())
+
+
+def test_the_best_checkpoint_gives_back_the_network_that_was_measured(tmp_path: Path) -> None:
+    class Remember(lightning.Callback):  # type: ignore[misc]
+        """Saves an ordinary checkpoint in the middle of the growth, as ModelCheckpoint does for the best epoch."""
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 5:
+                trainer.save_checkpoint(tmp_path / "best.ckpt")
+                with torch.no_grad():
+                    self.output = pl_module(make_data()[0])
+
+    module, callback, remember = Classifier(), make_callback(), Remember()
+    trainer = make_trainer(tmp_path, 9, callback, enable_checkpointing=False)
+    trainer.callbacks.append(remember)
+    trainer.fit(module, loader())
+    best = torch.load(tmp_path / "best.ckpt", weights_only=True)["state_dict"]
+    assert any(key.startswith("esper_seeds.net/1.mlp.") for key in best)
+    module.load_state_dict(best)
+    assert torch.equal(module(make_data()[0]), remember.output)
+    assert callback.grower.grafted.slot("net.1").stage is Stage.HOLDING
+    with pytest.raises(RuntimeError, match=r"grower\.export\(\).*Grower\.load"):
+        Classifier.load_from_checkpoint(tmp_path / "best.ckpt", weights_only=True)

@@ -10,7 +10,18 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 import esper
-from tests.api.growing.builders import LIFE, Script, assert_same, cull, grow, make_data, make_grower, make_mlp, train
+from tests.api.growing.builders import (
+    LIFE,
+    Script,
+    assert_same,
+    cull,
+    germinate,
+    grow,
+    make_data,
+    make_grower,
+    make_mlp,
+    train,
+)
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
@@ -84,7 +95,7 @@ def test_seeds_join_the_group_of_their_neighbour() -> None:
         model=model,
         optimizer=optimizer,
         at=["0", "3"],
-        controller=Script([(0, 1, 0, 1), (1, 3, 0, 1)]),
+        controller=Script([germinate(0, 2), germinate(1, 3)]),
     )
     grow(grower, 2)
     # A Tanh has no parameters: its seed joins those of the layer before it.

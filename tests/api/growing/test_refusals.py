@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from esper.kasmina import graft, take_snapshot
-from esper.leyline import IllegalActionError, InputError
+from esper.leyline import IllegalActionError, InputError, Stage
 from tests.api.growing.builders import (
     LIFE,
     Script,
@@ -143,7 +143,13 @@ def test_a_controller_that_breaks_the_rules_is_an_error_and_changes_nothing() ->
     assert not grower.grafted.slot("1").occupied
 
 
-def test_data_parallel_compiled_and_grafted_models_are_refused() -> None:
+def grown_model() -> nn.Module:
+    grower = make_grower(controller=Script(LIFE))
+    grow(grower, 1)
+    return grower.grafted.host
+
+
+def test_models_that_cannot_grow_are_refused() -> None:
     compiled_in_place = make_mlp()
     compiled_in_place.compile(backend="eager")
     for model, message in (
@@ -151,7 +157,24 @@ def test_data_parallel_compiled_and_grafted_models_are_refused() -> None:
         (torch.compile(make_mlp(), backend="eager"), "compiled before it was grown"),
         (compiled_in_place, "compiled before it was grown"),
         (graft(make_mlp(), at=["1"], example=make_data()[0]), "carries slots already"),
-        (make_grower().grafted.host, "carries slots already"),
+        (grown_model(), "has grown already, behind 1: go on with its grower, start again"),
+        (nn.Sequential(nn.LazyLinear(8), nn.Tanh()), "0.weight, 0.bias of this model have no shape yet; run a batch"),
     ):
         with pytest.raises(InputError, match=message):
             make_grower(model=model)
+
+
+def test_a_grower_can_be_made_again_while_nothing_has_grown() -> None:
+    """As when the cell of a notebook is run twice."""
+    model = make_mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    first = make_grower(model=model, optimizer=optimizer)
+    grow(first, 1)
+    again = make_grower(model=model, optimizer=optimizer, controller=Script(LIFE), at=["3"])
+    grow(again, 7)
+    assert again.grafted.slot("3").stage is Stage.FOSSILIZED
+    with pytest.raises(InputError, match="another grower was made of this model"):
+        first.step()
+    assert first._watch.steps == 0  # nobody counts, measures or warns for it any more
+    x, _ = make_data()
+    torch.testing.assert_close(again.export()(x), again.model(x), rtol=0, atol=1e-5)

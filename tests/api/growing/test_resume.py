@@ -1,5 +1,6 @@
 """A growth that was killed goes on where it stood, bit for bit."""
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,56 @@ def test_files_that_are_no_growth_are_one_clear_error(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             other.load(tmp_path / "growth.pt")
+
+
+def altered(state: Any, place: tuple[Any, ...], change: Any) -> Any:
+    """A copy of `state` with the value at `place` removed (no change given) or replaced."""
+    state = copy.deepcopy(state)
+    inner = state
+    for key in place[:-1]:
+        inner = inner[key]
+    if change is None:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = change
+    return state
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        (("controller",), None),
+        (("dice",), None),
+        (("dice",), torch.zeros(3, dtype=torch.uint8)),
+        (("seeds",), torch.zeros(3, dtype=torch.uint8)),
+        (("signals", "score_history"), None),
+        (("signals", "epoch"), torch.zeros(1)),
+        (("history",), [{"op": 99}]),
+        (("guard",), {}),
+        (("watch", "sums"), "x"),
+        (("good",), {}),
+        (("present", "snapshot", "table", "stage"), torch.tensor([[77, 0]])),
+        (("present", "snapshot", "table", "alpha"), torch.zeros(1, 3)),
+        (("present", "snapshot", "tensors", "host.0.weight"), torch.zeros(2, 2)),
+        (("present", "snapshot", "tensors", "slots.0.seed.scale"), None),
+        (("good", "snapshot", "groups"), [[None, {}, [], []]]),
+        (("good", "snapshot", "groups", 0, 2), [{}]),
+        (("present", "schedulers"), [{}]),
+        (("controller",), {"wrong": 1}),
+    ],
+)
+def test_a_growth_that_cannot_be_used_changes_nothing(place: tuple[Any, ...], change: Any) -> None:
+    saved = make_grower(controller=Script(LIFE))
+    grow(saved, 5)
+    grower = make_grower(controller=Script(LIFE))
+    grow(grower, 2)
+    before, dice = grower.state_dict(), torch.get_rng_state()
+    with pytest.raises(InputError):
+        grower.load_state_dict(altered(saved.state_dict(), place, change))
+    assert_same(grower.state_dict()["present"]["snapshot"]["tensors"], before["present"]["snapshot"]["tensors"])
+    assert_same(grower.state_dict()["signals"], before["signals"])
+    assert torch.equal(torch.get_rng_state(), dice)
+    assert grower.state_dict()["history"] == before["history"]
+    assert grower.state_dict()["controller"] == before["controller"]
+    grow(grower, 6)
+    assert grower.grafted.slot("1").stage is Stage.FOSSILIZED  # and it can go on

@@ -73,7 +73,7 @@ class Evaluator:
             return reading
         blended = (grafted.table.occupied & (grafted.table.alpha > 0))[0].nonzero().flatten().tolist()
         for index in blended:
-            with torch.random.fork_rng(), _silenced(grafted, index):
+            with torch.random.fork_rng(), silenced(grafted, index):
                 torch.set_rng_state(start)
                 without = self._score(self._ask())
             if math.isfinite(without):
@@ -129,7 +129,7 @@ def number(value: Any, whose: str) -> float:
 
 
 @contextmanager
-def _silenced(grafted: GraftedModel, index: int) -> Iterator[None]:
+def silenced(grafted: GraftedModel, index: int) -> Iterator[None]:
     """The network without one seed. Its alpha changes in place, so that a compiled model need not compile again."""
     alpha: Tensor = grafted.slots[index].alpha  # type: ignore[assignment]  # a ModuleList forgets what it holds
     before = alpha.clone()

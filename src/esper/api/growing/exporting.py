@@ -1,5 +1,6 @@
 """Writing a grown network as a program, an ONNX model, or code with weights."""
 
+import io
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,42 +10,60 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from esper.kasmina import Folded, GraftedModel, emit_source, fold, split_example
-from esper.leyline import InputError
+from esper.kasmina import Folded, GraftedModel, SlotTable, emit_source, fold, split_example
+from esper.leyline import InputError, write_atomically
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
-def export(grafted: GraftedModel, example: Any, path: Path | None) -> nn.Module:
-    """The plain network of `grafted`, written to `path` in the format that its suffix names."""
-    if path is not None and path.suffix not in _WRITERS:
+def check_target(path: Path | None, overwrite: bool) -> None:
+    """Refuse, before anything is measured, a file that could not be written or that would be lost."""
+    if path is None:
+        return
+    if path.suffix not in _WRITERS:
         raise InputError(f"cannot export to {path.name!r}; the name has to end in {', '.join(_WRITERS)}")
-    folded = fold(grafted, example)
-    if folded.dropped:
-        warnings.warn(
-            f"left out of the export, because not kept for good yet: the seeds behind {', '.join(folded.dropped)}",
-            stacklevel=3,
-        )
+    if path.suffix == ".onnx":
+        _check_onnx()
+    for file in (path, _weights_of(path)) if path.suffix == ".py" else (path,):
+        if file.exists() and not overwrite:
+            raise InputError(f"{file} exists; choose another name, or replace it with export(..., overwrite=True)")
+
+
+def export(grafted: GraftedModel, table: SlotTable, example: Any, path: Path | None) -> nn.Module:
+    """The plain network of `grafted` with what is kept in `table`, written to `path` as its suffix says."""
+    folded = fold(grafted, example, table)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _WRITERS[path.suffix](folded, example, path)
     return folded.network
 
 
+def _weights_of(path: Path) -> Path:
+    return path.with_suffix(".pt")
+
+
 def _write_code(folded: Folded, example: Any, path: Path) -> None:  # noqa: ARG001  # as the others
-    weights = path.with_suffix(".pt")
-    path.write_text(emit_source(folded, weights.name))
-    torch.save(folded.network.state_dict(), weights)
+    weights = _weights_of(path)
+    packed = io.BytesIO()
+    torch.save(folded.network.state_dict(), packed)
+    source = emit_source(folded, weights.name)
+    write_atomically(weights, packed.getvalue())
+    write_atomically(path, source.encode())
 
 
 def _write_program(folded: Folded, example: Any, path: Path) -> None:
-    torch.export.save(_program(folded.network, example), path)
+    packed = io.BytesIO()
+    torch.export.save(_program(folded.network, example), packed)
+    write_atomically(path, packed.getvalue())
 
 
-def _write_onnx(folded: Folded, example: Any, path: Path) -> None:
+def _check_onnx() -> None:
     missing = [name for name in _ONNX_PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"exporting to ONNX needs {', '.join(missing)}; install them with pip install 'esper[onnx]'")
+
+
+def _write_onnx(folded: Folded, example: Any, path: Path) -> None:
     program = torch.onnx.export(_program(folded.network, example), dynamo=True, verbose=False)
     assert program is not None
     program.save(path)
@@ -61,7 +80,7 @@ def _program(network: nn.Module, example: Any) -> ExportedProgram:
     try:
         return torch.export.export(network, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
     except Exception as error:
-        warnings.warn(f"the program takes batches like the example only: {_first_line(error)}", stacklevel=5)
+        warnings.warn(f"the program takes batches like the example only: {first_line(error)}", stacklevel=5)
         return _fixed_program(network, args, kwargs)
     finally:
         network.train(was_training)
@@ -72,12 +91,13 @@ def _fixed_program(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         return torch.export.export(network, args, kwargs)
     except Exception as error:
         raise InputError(
-            f"torch.export cannot make a program of this model: {_first_line(error)}. The plain module that export "
+            f"torch.export cannot make a program of this model: {first_line(error)}. The plain module that export "
             "returns, and code with weights (a name that ends in .py), do not need one"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, as far as it fits into a sentence."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.api.growing.budget import Budget
+from esper.api.growing.closing import Verdict, judge
 from esper.api.growing.decision import Decision, tell_moves
 from esper.api.growing.evaluation import Evaluator, Measure, Reading, number
-from esper.api.growing.exporting import export
-from esper.api.growing.files import read_growth, write_growth
+from esper.api.growing.exporting import check_target, export, first_line
+from esper.api.growing.files import check_like, read_growth, write_growth
 from esper.api.growing.guard import Guard
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
 from esper.api.growing.setup import (
@@ -24,13 +26,32 @@ from esper.api.growing.setup import (
     chosen_sites,
     limits_of,
     make_reporter,
-    number_of_epochs,
+    number_of_steps,
     warn_if_nothing_fits,
 )
 from esper.api.growing.watch import OptimizerWatch, Watched
 from esper.api.growing.wrappers import unwrapped
-from esper.kasmina import Snapshot, check_actions, find_blueprint, graft, restore_snapshot, take_snapshot
-from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_PRICE, InputError, Op, TrainingFailedError, rent
+from esper.kasmina import (
+    Snapshot,
+    check_actions,
+    check_snapshot,
+    find_blueprint,
+    graft,
+    restore_snapshot,
+    settle,
+    stage_changes,
+    take_snapshot,
+)
+from esper.leyline import (
+    DEFAULT_EPISODE_LENGTH,
+    DEFAULT_PRICE,
+    EPOCHS_TO_DECIDE,
+    InputError,
+    Op,
+    Stage,
+    TrainingFailedError,
+    rent,
+)
 from esper.nissa import Hub
 from esper.tamiyo import Controller
 from esper.tolaria import SignalTable, Situation, TrackerSettings, track
@@ -52,8 +73,8 @@ class _Good:
         return {"snapshot": self.snapshot.state_dict(), "schedulers": self.schedulers}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> "_Good":
-        return cls(Snapshot.from_state_dict(state["snapshot"]), state["schedulers"])
+    def from_state_dict(cls, state: Mapping[str, Any], num_slots: int) -> "_Good":
+        return cls(Snapshot.from_state_dict(state["snapshot"], num_slots), state["schedulers"])
 
 
 class Grower:
@@ -97,7 +118,7 @@ class Grower:
     ) -> None:
         host = unwrapped(model)
         self._controller = checked_controller(controller)
-        self._epochs = number_of_epochs(epochs)
+        self._epochs = number_of_steps(epochs)
         self._schedulers = list(schedulers)
         self._example = example
         self._host_params = sum(parameter.numel() for parameter in host.parameters())
@@ -142,10 +163,13 @@ class Grower:
         epoch = int(self._signals.epoch)
         length = max(DEFAULT_EPISODE_LENGTH, _OPEN_END * epoch) if self._epochs is None else max(self._epochs, epoch)
         table, catalogue = self.grafted.table, self.grafted.catalogue
+        masks = self._limits.masks(table, catalogue)
+        if self._epochs is not None and self._epochs - epoch < EPOCHS_TO_DECIDE:
+            masks = masks.without_germination()  # what cannot be decided in time is not planted
         return Situation(
             table,
             self._signals,
-            self._limits.masks(table, catalogue),
+            masks,
             catalogue,
             self.grafted.sites,
             self._host_params,
@@ -160,6 +184,8 @@ class Grower:
         `loss`, the epoch's training loss, is optional; the governor looks at it too. A failed epoch is undone: model,
         seeds and optimiser return to the last good one. The third in a row raises `TrainingFailedError`.
         """
+        if self.grafted.growth.abandoned:
+            raise InputError("another grower was made of this model since; go on with that one")
         self._watch.check()
         reading = self._shared(self._evaluator.read())
         own_loss = None if loss is None else torch.tensor([number(loss, "step was given the loss")])
@@ -254,17 +280,67 @@ class Grower:
             scheduler.load_state_dict(copy.deepcopy(saved))
         tend_seeds(self.grafted)
 
-    def export(self, path: Path | str | None = None) -> nn.Module:
+    def finish(self) -> list[Decision]:
+        """Decide, at the end, about every seed that is still on trial: each is kept as it is blended now, or goes.
+
+        A seed stays if the score falls by more than its rent without it. To be called after the last `step`; what it
+        did is returned and joins `history`.
+        """
+        verdicts = self._judge_trials()
+        kept = torch.zeros_like(self.grafted.table.occupied)
+        kept[0, [verdict.index for verdict in verdicts if verdict.kept]] = True
+        before = self.grafted.table
+        self.grafted.follow(settle(before, kept | (before.stage == Stage.FOSSILIZED)))
+        moves = stage_changes(before, self.grafted.table)
+        self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch)
+        decisions = [self._closing(verdict) for verdict in verdicts]
+        self.history += decisions
+        if verdicts:
+            self._good = self._present()
+        return decisions
+
+    def _judge_trials(self) -> list[Verdict]:
+        return judge(self.grafted, lambda: self._shared(self._evaluator.read()), float(self._price), self._host_params)
+
+    def _closing(self, verdict: Verdict) -> Decision:
+        op = Op.FOSSILIZE if verdict.kept else Op.CULL
+        return replace(
+            self._told(op, float(self.grafted.score)),
+            slot=verdict.slot,
+            blueprint=verdict.blueprint,
+            params=verdict.params,
+            contribution=verdict.contribution,
+            rent=verdict.rent,
+        )
+
+    def mirror(self, copied: nn.Module) -> None:
+        """Let a copy of `model`, such as an `AveragedModel` of it, grow along; it can then be averaged as usual."""
+        self.grafted.mirror(copied)
+
+    def export(self, path: Path | str | None = None, *, overwrite: bool = False) -> nn.Module:
         """The model with the seeds that were kept, as a plain module: no slots, no hooks.
 
-        Seeds that are not kept yet are left out, which is said. With a path it is written too, so that nothing of
-        Esper is needed to load it: `.pt2` as a `torch.export` program, `.onnx` (needs the extra `onnx`), or `.py`, the
-        code that rebuilds it from the original model, with its weights beside it in a file `.pt`. A pickle of the
-        module itself can only be loaded where Esper is installed.
+        Seeds still on trial are decided for the export as `finish` would, and a warning says how; the model itself
+        stays as it is. With a path it is written too, so that nothing of Esper is needed to load it: `.pt2` as a
+        `torch.export` program, `.onnx` (needs the extra `onnx`), or `.py`, the code that rebuilds it from the original
+        model, with its weights beside it in a file `.pt`. A pickle of the module itself can only be loaded where Esper
+        is installed. Files that exist are replaced only with `overwrite`.
         """
         if not self.history and not int(self._signals.epoch):
             raise InputError("grower.step() was never called, so nothing could grow; call it after every epoch")
-        return export(self.grafted, self._example, None if path is None else Path(path))
+        target = None if path is None else Path(path)
+        check_target(target, overwrite)
+        verdicts = self._judge_trials()
+        table = self.grafted.table
+        kept = table.stage == Stage.FOSSILIZED
+        kept[0, [verdict.index for verdict in verdicts if verdict.kept]] = True
+        if verdicts:
+            warnings.warn(
+                f"decided for this export, because still on trial: {'; '.join(map(str, verdicts))}. "
+                "Call grower.finish() after the last step to decide this in the model itself",
+                stacklevel=2,
+            )
+        return export(self.grafted, settle(table, kept), self._example, target)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that going on needs, as tensors in plain containers: weights, seeds, optimiser, controller, dice.
@@ -290,31 +366,47 @@ class Grower:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of a grower of the same model, sites, optimiser, controller and schedulers.
 
-        Also sets torch's random state on the CPU to what it was.
+        Also sets torch's random state on the CPU to what it was. A state that does not fit changes nothing.
         """
-        self._check_fits(state)
-        self._restore(_Good.from_state_dict(state["present"]))
-        self._good = _Good.from_state_dict(state["good"])
+        before = self.state_dict()
+        self._check_fits(state, before)
+        try:
+            self._apply(state)
+        except Exception as error:
+            self._apply(before)
+            raise InputError(
+                f"the saved growth cannot be used ({first_line(error)}); everything is as it was before"
+            ) from error
+
+    def _apply(self, state: Mapping[str, Any]) -> None:
+        self._restore(_Good.from_state_dict(state["present"], len(self.grafted.sites)))
+        self._good = _Good.from_state_dict(state["good"], len(self.grafted.sites))
         self._signals = SignalTable(**state["signals"]).clone()
         self._guard.load_state_dict(state["guard"])
         self._watch.load_state_dict(state["watch"])
-        self._evaluator.first_loss = state["first_loss"]
+        self._evaluator.first_loss = float(state["first_loss"])
         self.history = [Decision.from_dict(decision) for decision in state["history"]]
         self.grafted.generator.set_state(state["seeds"])
         if hasattr(self._controller, "load_state_dict"):
             self._controller.load_state_dict(state["controller"])
         torch.set_rng_state(state["dice"])
 
-    def _check_fits(self, state: Mapping[str, Any]) -> None:
+    def _check_fits(self, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+        check_like(state, present, "the saved growth")
+        for name in ("present", "good", "signals", "guard", "watch"):
+            check_like(state[name], present[name], f"{name!r} of the saved growth")
         sites = [site.path for site in self.grafted.sites]
         if state["sites"] != sites:
-            raise InputError(f"the saved growth has slots at {', '.join(state['sites'])}; here are {', '.join(sites)}")
+            there = ", ".join(map(str, state["sites"]))
+            raise InputError(f"the saved growth has slots at {there}; here are {', '.join(sites)}")
         if state["controller_name"] != self._controller.name:
             here = self._controller.name
             raise InputError(f"the saved growth was decided by {state['controller_name']!r}; here decides {here!r}")
         saved = len(state["present"]["schedulers"])
         if saved != len(self._schedulers):
             raise InputError(f"the saved growth has {saved} schedulers; this grower has {len(self._schedulers)}")
+        for name in ("present", "good"):
+            check_snapshot(self.grafted, Snapshot.from_state_dict(state[name]["snapshot"], len(sites)))
 
     def save(self, path: Path | str) -> None:
         """Write the growth to a file, at once or not at all: a kill while saving leaves the file that was there."""

@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.api.growing.budget import Budget, Limits
 from esper.kasmina import UNLIMITED, GraftedModel, propose_sites
-from esper.leyline import DEFAULT_NUM_SLOTS, InputError
+from esper.leyline import DEFAULT_NUM_SLOTS, EPOCHS_TO_DECIDE, InputError
 from esper.nissa import Hub
 from esper.tamiyo import Controller, controller_names, make_controller
 from esper.tolaria.reporting import EpisodeReporter
@@ -28,10 +28,17 @@ def checked_controller(controller: str | Controller) -> Controller:
     return controller
 
 
-def number_of_epochs(epochs: int | None) -> int | None:
-    """`epochs`, if it can be one."""
+def number_of_steps(epochs: int | None) -> int | None:
+    """`epochs`, if it can be one; too few for any seed is worth a warning."""
     if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
         raise InputError(f"epochs must be a whole number of 1 or more; got {epochs!r}")
+    if epochs is not None and epochs <= EPOCHS_TO_DECIDE:
+        warnings.warn(
+            f"nothing can grow in {epochs} steps: a seed planted after the first step is decided {EPOCHS_TO_DECIDE} "
+            "steps later; in a short training call grower.step() several times an epoch, every so many batches, and "
+            "let `epochs` be the number of those calls",
+            stacklevel=3,
+        )
     return epochs
 
 

@@ -48,6 +48,8 @@ class OptimizerWatch:
         self._host = torch.full((1,), torch.nan)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        if self._grafted.growth.abandoned:
+            return
         if self.steps == 0:
             gradients = [p.grad for p in self._grafted.host.parameters() if p.grad is not None]
             self._host[0] = get_total_norm(gradients) if gradients else torch.nan

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from esper.kasmina import GraftedModel
+from esper.kasmina import GraftedModel, check_initialised
 from esper.leyline import InputError
 
 
@@ -28,6 +28,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         raise InputError("a scripted model has a fixed graph and cannot grow; pass the module it was made from")
     if isinstance(model, GraftedModel):
         raise InputError("this model carries slots already; pass the model that was given to graft")
+    check_initialised(model)
     if type(model).__name__ in ("FullyShardedDataParallel", "DeepSpeedEngine"):
         raise InputError(f"{type(model).__name__} shards parameters and cannot take new ones; pass the model itself")
     return model

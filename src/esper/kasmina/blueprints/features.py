@@ -25,7 +25,7 @@ class FeatureNorm(nn.Module):
         return result
 
 
-@blueprint(Family.FEATURES, 2, "low_rank", "a linear map through a bottleneck")
+@blueprint(Family.FEATURES, 2, "low_rank", "a linear map through a bottleneck", affine=True)
 class LowRank(nn.Module):
     """The cheapest way to mix features."""
 
@@ -39,10 +39,6 @@ class LowRank(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """The residual for `h`."""
         return scaled(self.up(self.down(h)), self.scale)
-
-    def affine(self) -> tuple[Tensor, Tensor]:
-        """The matrix and shift of the map that this seed is; an export merges it into a linear layer."""
-        return self.scale[:, None] * (self.up.weight @ self.down.weight), self.scale * self.up.bias
 
 
 @blueprint(Family.FEATURES, 3, "gated", "a gated unit of half the width", fits=can_normalise)

@@ -33,6 +33,8 @@ class Blueprint:
     summary: str
     factory: Callable[[SiteShape], nn.Module]
     fits: Callable[[SiteShape], bool]
+    affine: bool = False
+    """Whether its seeds are affine maps, which add nothing behind a trained linear layer and are not planted there."""
 
     def build(self, site: SiteShape) -> nn.Module:
         """A fresh module for `site`, initialised from torch's global random state."""
@@ -65,11 +67,13 @@ def blueprint(
     summary: str,
     *,
     fits: Callable[[SiteShape], bool] = lambda _: True,
+    affine: bool = False,
     replace: bool = False,
 ) -> Callable[[FactoryT], FactoryT]:
     """Register the decorated module class, whose constructor takes a `SiteShape`, as a blueprint.
 
     A family has exactly five places because the observation has; `replace=True` takes over an occupied one.
+    `affine` kinds are not planted behind a trained linear layer, to which they would add nothing.
     The module returns a residual that starts at 0, and draws no random numbers in its forward pass: an
     isolated seed may not disturb its host's.
     """
@@ -82,7 +86,7 @@ def blueprint(
             raise InputError(f"place {id} of {family} holds {present.name!r}; pass replace=True to take it over")
         if any(other.name == name and other.id != id for other in blueprints_of(family)):
             raise InputError(f"{family} has a blueprint named {name!r} already")
-        _REGISTRY[family, id] = Blueprint(family, id, name, summary, module_class, fits)
+        _REGISTRY[family, id] = Blueprint(family, id, name, summary, module_class, fits, affine)
         return module_class
 
     return register

@@ -12,7 +12,7 @@ from torch import nn
 
 from esper.kasmina.export import insert
 from esper.kasmina.export.fold import Folded
-from esper.kasmina.graft import Site
+from esper.kasmina.growth import Site
 from esper.kasmina.sites import SiteShape
 from esper.leyline import InputError
 
@@ -22,7 +22,7 @@ _HEAD = '''"""A network grown by Esper; nothing but torch is needed to use it.
 `grow` puts the seeds that were kept into an instance of the original model; then load the weights:
 
     model = grow(OriginalModel(...))
-    model.load_state_dict(torch.load({weights!r}, weights_only=True))
+    model.load_state_dict(torch.load(WEIGHTS, weights_only=True))
 """
 '''
 
@@ -30,21 +30,26 @@ _HEAD = '''"""A network grown by Esper; nothing but torch is needed to use it.
 def emit_source(folded: Folded, weights: str) -> str:
     """Python source with a function `grow` that gives the original model the structure of `folded`.
 
-    `weights` is the name of the file with the state dict, for the docstring.
+    `weights` is the name of the file with the state dict.
     """
     gathered = _Gathered()
     gathered.need(insert, "insert_seed")
-    gathered.need(insert, "give_bias")
-    steps = [f"    give_bias(model, {layer!r})" for layer in folded.merged.values() if _has_bias(folded.network, layer)]
-    for path, (site, seed) in folded.inserted.items():
+    steps = []
+    for path, (site, seed, alpha) in folded.inserted.items():
         kind = type(seed)
         gathered.need(sys.modules[kind.__module__], kind.__name__)
         gathered.need(sys.modules[SiteShape.__module__], "SiteShape")
-        steps.append(f"    insert_seed(model, {path!r}, {kind.__name__}({_shape(site)}).to({_dtype(seed)}))")
+        built = f"{kind.__name__}({_shape(site)}).to({_dtype(seed)})"
+        if alpha != 1:
+            gathered.need(insert, "Scaled")
+            built = f"Scaled({built}, {alpha!r})"
+        steps.append(f"    insert_seed(model, {path!r}, {built})")
     body = "\n".join([*steps, "    return model"])
     grow = f'def grow(model: nn.Module) -> nn.Module:\n    """Give `model` the seeds that were kept."""\n{body}\n'
     imports = "\n".join(sorted(gathered.imports | {"import torch", "from torch import nn"}))
-    return "\n\n".join([_HEAD.format(weights=weights) + "\n" + imports, *gathered.pieces.values(), grow])
+    # A name is data: as a literal it can be anything, in a docstring it could end that and begin code.
+    constant = f"WEIGHTS = {weights!r}"
+    return "\n\n".join([_HEAD + "\n" + imports, constant, *gathered.pieces.values(), grow])
 
 
 def _shape(site: Site) -> str:
@@ -54,10 +59,6 @@ def _shape(site: Site) -> str:
 
 def _dtype(seed: nn.Module) -> torch.dtype:
     return next((parameter.dtype for parameter in seed.parameters()), torch.float32)
-
-
-def _has_bias(network: nn.Module, path: str) -> bool:
-    return getattr(network.get_submodule(path), "bias", None) is not None
 
 
 class _Gathered:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from esper.kasmina.export.insert import insert_seed
-from esper.kasmina.export.merge import merge_seed
-from esper.kasmina.graft import GraftedModel, Site
+from esper.kasmina.export.insert import Scaled, insert_seed
+from esper.kasmina.graft import GraftedModel
+from esper.kasmina.growth import Site
 from esper.kasmina.probe import Example, call_with
-from esper.kasmina.slot import Slot
+from esper.kasmina.seed_state import remove_slots
+from esper.kasmina.table import SlotTable
 from esper.leyline import InputError, Stage
 
 TOLERANCE = 1e-5
@@ -25,23 +26,19 @@ class Folded:
     """A plain network, and how its seeds were put into it."""
 
     network: nn.Module
-    inserted: dict[str, tuple[Site, nn.Module]]
-    """Seeds that are modules of their own, by the path they sit behind."""
-    merged: dict[str, str]
-    """Layers that took a seed into their weights, by the path it sat behind."""
-    dropped: tuple[str, ...]
-    """Paths of the slots whose seeds were not kept, and so left out."""
+    inserted: dict[str, tuple[Site, nn.Module, float]]
+    """Seeds with their alpha, by the path they sit behind."""
 
 
-def fold(model: GraftedModel, example: Example) -> Folded:
+def fold(model: GraftedModel, example: Example, table: SlotTable | None = None) -> Folded:
     """A copy of the host with the seeds that were kept for good, and no hooks.
 
-    Its output on the example is compared with that of the grown network; a model for which they differ is refused.
+    Which those are the slot table says; another one than the model's own is for looking ahead. The output on the
+    example is compared with that of the grown network; a model for which they differ is refused.
     """
-    folded = _fold(model, merging=True)
-    if folded.merged and _difference(model, folded.network, example) > TOLERANCE:
-        folded = _fold(model, merging=False)  # someone reads the weights of that layer without calling it
-    difference = _difference(model, folded.network, example)
+    table = model.table if table is None else table
+    folded = _fold(model, table)
+    difference = _difference(model, table, folded.network, example)
     if not difference <= TOLERANCE:
         raise InputError(
             f"this model cannot be made plain: its output would change by {difference:.2g} of its size, because "
@@ -50,23 +47,16 @@ def fold(model: GraftedModel, example: Example) -> Folded:
     return folded
 
 
-def _fold(model: GraftedModel, *, merging: bool) -> Folded:
-    kept = {i: site for i, site in enumerate(model.sites) if model.table.stage[0, i] == Stage.FOSSILIZED}
-    occupied = model.table.occupied[0].tolist()
-    dropped = tuple(site.path for i, site in enumerate(model.sites) if occupied[i] and i not in kept)
+def _fold(model: GraftedModel, table: SlotTable) -> Folded:
     network = _bare_copy(model.host)
-    folded = Folded(network, {}, {}, dropped)
-    # Merging first: it looks for layers by their exact class, which an inserted seed changes.
-    for merge_now in (True, False):
-        for index, site in kept.items():
+    inserted = {}
+    for index, site in enumerate(model.sites):
+        if table.stage[0, index] == Stage.FOSSILIZED:
             seed = copy.deepcopy(model.slots[index].get_submodule("seed"))
-            target = merge_seed(network, site.path, seed) if merge_now and merging else None
-            if target is not None:
-                folded.merged[site.path] = target
-            elif not merge_now and site.path not in folded.merged:
-                insert_seed(network, site.path, seed)
-                folded.inserted[site.path] = (site, seed)
-    return folded
+            alpha = float(table.alpha[0, index])
+            insert_seed(network, site.path, seed if alpha == 1 else Scaled(seed, alpha))
+            inserted[site.path] = (site, seed, alpha)
+    return Folded(network, inserted)
 
 
 def _bare_copy(host: nn.Module) -> nn.Module:
@@ -77,17 +67,14 @@ def _bare_copy(host: nn.Module) -> nn.Module:
         network = copy.deepcopy(host, results)
     except Exception as error:
         raise InputError(f"this model cannot be copied, so it cannot be exported: {error}") from error
-    for module in network.modules():
-        for key, hook in list(module._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), Slot):
-                del module._forward_hooks[key]
+    remove_slots(network)
     network.zero_grad(set_to_none=True)
     return network
 
 
-def _difference(model: GraftedModel, network: nn.Module, example: Example) -> float:
+def _difference(model: GraftedModel, table: SlotTable, network: nn.Module, example: Example) -> float:
     """The largest difference of outputs on the example, relative to the largest output."""
-    unfinished = model.table.occupied[0] & (model.table.stage[0] != Stage.FOSSILIZED)
+    unfinished = model.table.occupied[0] & (table.stage[0] != Stage.FOSSILIZED)
     silent = dict.fromkeys(unfinished.nonzero().flatten().tolist(), 0.0)
     with model.override_alphas(silent):
         expected = _floats(_run(model.host, example))

@@ -3,7 +3,6 @@
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 SEED_NAME = "grown_seed"
@@ -20,6 +19,20 @@ class Residual(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """The input plus what the seed adds to it."""
         result: Tensor = h + self.seed(h).to(h.dtype)
+        return result
+
+
+class Scaled(nn.Module):
+    """A seed that was kept before it was blended in as a whole: `factor * seed(h)`."""
+
+    def __init__(self, seed: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.seed = seed
+        self.factor = factor
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The part of its residual that counts."""
+        result: Tensor = self.factor * self.seed(h)
         return result
 
 
@@ -66,11 +79,3 @@ def empty_grown(kind: Any, seeds: int) -> Any:
     """An instance of the grown subclass of `kind` without anything in it yet, for copying and unpickling."""
     grown = grown_class(kind, seeds)
     return grown.__new__(grown)
-
-
-def give_bias(model: nn.Module, path: str) -> None:
-    """Give the linear layer `path` a bias of zeros if it has none."""
-    layer: Any = model.get_submodule(path)
-    if layer.bias is None:
-        weight = layer.weight
-        layer.bias = nn.Parameter(torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device))

@@ -124,7 +124,8 @@ class HostTrainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a host stood."""
-        self._good, self._good_precision = Snapshot.from_state_dict(state["snapshot"]), state["precision"]
+        self._good = Snapshot.from_state_dict(state["snapshot"], len(self.model.sites))
+        self._good_precision = state["precision"]
         self.restore()
         self._step = state["step"]
         self.streams.load_state_dict(state["streams"])

@@ -1,0 +1,142 @@
+"""What grows on one host: its slots, their table, and the steps that make the network follow the table."""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.optimizer_groups import SeedGroups, add_seed, remove_seed
+from esper.kasmina.sites import SiteShape
+from esper.kasmina.slot import Slot, SlotMode
+from esper.kasmina.table import SlotTable
+from esper.leyline import Stage
+
+Isolation = Literal["straight-through", "shadow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place where a host can grow."""
+
+    path: str
+    """Name of the submodule behind which the slot sits."""
+    slot_id: str
+    shape: SiteShape
+    dtype: torch.dtype
+    """Of the submodule's output when the slot was grafted."""
+
+
+class Growth:
+    """The slots of a host, which knows them by its hooks alone: this object refers to no module of the host.
+
+    A copy, or a pickle, is a growth of its own without an optimiser: nobody who keeps the best model so far wants a
+    second set of moments.
+    """
+
+    def __init__(
+        self,
+        host: nn.Module,
+        sites: tuple[Site, ...],
+        *,
+        optimizer: Optimizer | None,
+        isolation: Isolation,
+        generator: torch.Generator,
+        seed_groups: SeedGroups,
+    ) -> None:
+        self.sites = sites
+        witness = next(host.parameters(), None)
+        self.slots = nn.ModuleList(Slot(witness) for _ in sites)
+        self.optimizer = optimizer
+        self.isolation = isolation
+        self.generator = generator
+        self.seed_groups = seed_groups
+        self.table = SlotTable.empty(1, len(sites))
+        self._grafted_dtype = floating_dtype(host)
+        self.abandoned = False
+        """Whether the host was grafted anew since, and these slots do nothing any more."""
+        self._mirrors: list[tuple[Growth, weakref.ref[nn.Module]]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "optimizer": None, "_mirrors": []}
+
+    def slot_list(self) -> list[Slot]:
+        """The slots in table order."""
+        return list(self.slots)  # type: ignore[arg-type]  # a ModuleList forgets what it holds
+
+    def follow(self, host: nn.Module, table: SlotTable) -> None:
+        """Make modules, alphas, isolation and optimiser groups what `table` says, and keep it as the table."""
+        for index, blueprint_id in enumerate(table.blueprint[0].tolist()):
+            slot, stage = self.slot_list()[index], table.stage[0, index]
+            if slot.blueprint_id != blueprint_id:
+                self._replace_seed(host, index, blueprint_id)
+            if blueprint_id and stage in (Stage.GERMINATED, Stage.TRAINING):
+                slot.mode = SlotMode.ISOLATED if self.isolation == "straight-through" else SlotMode.OFF
+            elif blueprint_id:
+                slot.mode = SlotMode.BLENDED
+            slot.alpha.copy_(table.alpha[0, index])
+        self.table = table
+        self._grow_mirrors()
+
+    def _replace_seed(self, host: nn.Module, index: int, blueprint_id: int) -> None:
+        slot, site = self.slot_list()[index], self.sites[index]
+        if slot.seed is not None:
+            if self.optimizer is not None:
+                remove_seed(self.optimizer, site.slot_id, slot.seed)
+            slot.uproot()
+        if not blueprint_id:
+            return
+        neighbour = host.get_submodule(site.path)
+        # Also when called under inference mode, which would make parameters that can never be trained.
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
+            seed = find_blueprint(site.shape.family, blueprint_id).build(site.shape)
+            seed.to(*self._place(host, site, neighbour)).train(neighbour.training)
+        if self.optimizer is not None:
+            add_seed(self.optimizer, site.slot_id, seed, host, site.path, self.seed_groups)
+        slot.plant(seed, blueprint_id)
+
+    def _place(self, host: nn.Module, site: Site, neighbour: nn.Module) -> tuple[torch.device, torch.dtype]:
+        """Device and dtype of a seed: those of the submodule it sits behind, as far as that has weights."""
+        device = next((p.device for module in (neighbour, host) for p in module.parameters()), torch.device("cpu"))
+        now = floating_dtype(host)
+        moved = now if now != self._grafted_dtype else None
+        return device, floating_dtype(neighbour) or moved or site.dtype
+
+    def add_mirror(self, other: "Growth", host: nn.Module) -> None:
+        """Let `other`, the growth of a copy of the host, grow along for as long as `host`, that copy, lives."""
+        self._mirrors.append((other, weakref.ref(host)))
+        self._grow_mirrors()
+
+    def _grow_mirrors(self) -> None:
+        """Plant and uproot in every mirror what it lacks or has too much; new seeds start with the same weights."""
+        self._mirrors = [(other, host) for other, host in self._mirrors if host() is not None]
+        for other, reference in self._mirrors:
+            host = reference()
+            assert host is not None
+            strangers = [index for index, (mine, theirs) in enumerate(self._pairs(other)) if mine.differs_from(theirs)]
+            other.follow(host, self.table.clone())
+            self._copy_seeds(other, strangers)
+
+    def refresh_mirrors(self) -> None:
+        """Give every mirror the present weights of all seeds."""
+        for other, _ in self._mirrors:
+            self._copy_seeds(other, range(len(self.sites)))
+
+    def _copy_seeds(self, other: "Growth", indices: Iterable[int]) -> None:
+        for index in indices:
+            mine, theirs = self._pairs(other)[index]
+            if mine.seed is not None and theirs.seed is not None:
+                theirs.seed.load_state_dict(mine.seed.state_dict())
+
+    def _pairs(self, other: "Growth") -> list[tuple[Slot, Slot]]:
+        return list(zip(self.slot_list(), other.slot_list(), strict=True))
+
+
+def floating_dtype(module: nn.Module) -> torch.dtype | None:
+    """The dtype of the first floating-point parameter of `module`; None if it has none."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
