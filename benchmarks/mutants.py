@@ -1,6 +1,6 @@
 """Planted faults that tests must notice: each is put into a copy of the source, and the tests that are about it run.
 
-    python -m benchmarks.mutants                  # all of them, about five minutes
+    python -m benchmarks.mutants                  # all of them, a few minutes
     python -m benchmarks.mutants --only entropy   # those with "entropy" in their name
     python -m benchmarks.mutants --list
 
