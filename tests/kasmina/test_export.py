@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import Family, GraftedModel, blueprints_of, emit_source, fold, graft
 from esper.kasmina.export.insert import SEED_NAME
-from esper.leyline import InputError
+from esper.leyline import InputError, Stage
 
 
 def networks() -> dict[Family, tuple[nn.Sequential, str, Tensor]]:
@@ -129,6 +129,19 @@ def test_a_seed_kept_before_it_was_blended_in_counts_as_much_as_then() -> None:
     rebuilt = names["grow"](original)
     rebuilt.load_state_dict(folded.network.state_dict())
     torch.testing.assert_close(rebuilt(x), folded.network(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
+def test_a_seed_that_was_not_kept_is_left_out(alpha: float) -> None:
+    model, path, x = networks()[Family.FEATURES]
+    bare = model(x)
+    grafted = grown(model, {path: "mlp"}, x)
+    table = grafted.table.clone()
+    table.stage[0, 0], table.alpha[0, 0] = Stage.HOLDING.value, alpha
+    grafted.follow(table)
+    folded = fold(grafted, x)
+    assert folded.inserted == {}
+    assert torch.equal(folded.network(x), bare)
 
 
 def test_no_name_of_a_file_becomes_code() -> None:

@@ -174,6 +174,23 @@ def test_each_sample_can_have_its_own_alpha() -> None:
     torch.testing.assert_close(mixed, torch.where(choice[:, None] == 1, with_seed, without))
 
 
+def test_a_seed_gone_non_finite_does_not_reach_samples_that_run_without_it() -> None:
+    model = make_grafted()
+    model.germinate("3", "mlp")
+    grow_until(model, "3", Stage.HOLDING)
+    x, _ = make_batch()
+    with model.override_alpha("3", 0.0):
+        without = model(x)
+    with torch.no_grad():
+        for parameter in model.slots[1].parameters():
+            parameter.fill_(torch.nan)
+    choice = torch.arange(len(x)) % 2
+    with model.override_alpha("3", choice.float()):
+        mixed = model(x)
+    assert torch.equal(mixed[choice == 0], without[choice == 0])
+    assert mixed[choice == 1].isnan().all()
+
+
 def test_a_forced_alpha_is_released_even_after_an_error() -> None:
     model = make_grafted()
     model.germinate("1", "mlp")

@@ -91,6 +91,21 @@ def test_the_first_policy_is_nearly_uniform() -> None:
         assert (probabilities * head.size - 1.0).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("hidden", [16, 64])
+def test_the_lstm_starts_with_orthogonal_weights_and_no_bias_but_for_the_forget_gate(hidden: int) -> None:
+    net = network(lstm_hidden_dim=hidden, lstm_layers=2)
+    for name, parameter in net.lstm.named_parameters():
+        weight = parameter.detach()
+        if name.startswith("weight"):
+            rows, columns = weight.shape
+            gram = weight.T @ weight if rows >= columns else weight @ weight.T
+            torch.testing.assert_close(gram, torch.eye(min(rows, columns)), atol=1e-5, rtol=0)
+        else:
+            gates = weight.view(4, hidden)
+            assert (gates[1] == (1.0 if name.startswith("bias_ih") else 0.0)).all()
+            assert not gates[[0, 2, 3]].any()
+
+
 def test_the_forget_gate_starts_at_sigmoid_one() -> None:
     net = network(lstm_hidden_dim=4)
     with torch.no_grad():

@@ -50,9 +50,11 @@ def test_a_bad_observation_costs_only_the_minibatch_that_holds_it() -> None:
 
 
 def test_a_bad_observation_in_the_first_cell_does_not_leak_through_padding() -> None:
+    """Padding points at the first cell; episodes of other rows differ in length, so that they are padded."""
     agent = agent_with_round(num_minibatches=4, target_kl=None)
     agent.buffer.dones[:] = False
-    agent.buffer.dones[1:, 5] = True
+    for row, end in ((1, 2), (2, 3), (3, 4)):
+        agent.buffer.dones[row, end] = True
     agent.buffer.obs[0, 0] = math.nan
     metrics = agent.update()
     assert metrics["skipped_steps"] == 1

@@ -46,7 +46,7 @@ def add_random_step(buffer: TamiyoRolloutBuffer, **overrides: Tensor | None) -> 
 
 
 def filled(
-    rewards: list[float], values: list[float], dones: list[int], truncated: list[int], bootstrap: list[float]
+    rewards: list[float], values: list[float], dones: list[int], truncated: list[int], bootstrap: list[float] | None
 ) -> TamiyoRolloutBuffer:
     """One environment with the given steps."""
     buffer = make_buffer(num_envs=1, max_steps=len(rewards))
@@ -57,7 +57,7 @@ def filled(
             values=torch.tensor([values[step]]),
             dones=torch.tensor([bool(dones[step])]),
             truncated=torch.tensor([bool(truncated[step])]),
-            bootstrap_values=torch.tensor([bootstrap[step]]),
+            bootstrap_values=None if bootstrap is None else torch.tensor([bootstrap[step]]),
         )
     return buffer
 
@@ -161,9 +161,12 @@ def test_a_horizon_that_ends_the_problem_is_worth_nothing_afterwards() -> None:
     assert buffer.truncated[0, 1]
 
 
+@pytest.mark.parametrize("bootstrap", [None, [math.nan, math.nan]], ids=["none", "nan"])
 @pytest.mark.parametrize(("dones", "truncated"), [([0, 0], [0, 0]), ([0, 1], [0, 1])])
-def test_a_missing_bootstrap_value_is_an_error(dones: list[int], truncated: list[int]) -> None:
-    buffer = filled([1, 1], [2, 2], dones, truncated, [math.nan, math.nan])
+def test_a_missing_bootstrap_value_is_an_error(
+    dones: list[int], truncated: list[int], bootstrap: list[float] | None
+) -> None:
+    buffer = filled([1, 1], [2, 2], dones, truncated, bootstrap)
     with pytest.raises(InputError, match="bootstrap_values"):
         buffer.compute_advantages_and_returns(0.9, 0.9)
 

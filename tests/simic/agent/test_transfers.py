@@ -14,7 +14,10 @@ READS = (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__f
 
 
 class ReadCounter(TorchFunctionMode):
-    """Counts how often numbers of a tensor are brought to Python. Integers are lengths, which live on the host."""
+    """Counts how often numbers of a tensor are brought to Python."""
+
+    ignored: tuple[torch.dtype, ...] = (torch.long,)
+    """Integers are lengths, which live on the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +26,7 @@ class ReadCounter(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function in READS and args[0].dtype != torch.long:
+        if function in READS and args[0].dtype not in self.ignored:
             self.reads += 1
         return function(*args, **(kwargs or {}))
 

@@ -160,6 +160,14 @@ def test_all_but_a_few_options_of_the_learner_can_be_reached() -> None:
     assert options - reachable - others == {"action_spec", "network", "lstm_layers", "scale_values"}
 
 
+def test_every_option_of_the_learner_that_the_config_has_reaches_the_agent() -> None:
+    config = TrainingConfig()
+    given = config.to_ppo_kwargs()
+    shared = {spec.name for spec in fields(TrainingConfig)} & {spec.name for spec in fields(PPOAgent)}
+    assert shared - given.keys() == set()
+    assert {name: given[name] for name in shared} == {name: getattr(config, name) for name in shared}
+
+
 def test_the_config_decides_how_hosts_compute() -> None:
     config = TrainingConfig(precision="float16", compile_hosts=True, host_devices=("cpu", "cuda:1"))
     assert config.episode_settings().compute == ComputeSettings("float16", True, ("cpu", "cuda:1"))

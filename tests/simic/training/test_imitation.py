@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import esper
-from esper.leyline import InputError
+from esper.leyline import InputError, Op
 from esper.simic.agent.cloning import clone
 from esper.simic.training import InterruptedRunError, RunFolder, Trainer, collect_round
 from esper.simic.training.rounds import RoundOutcome
@@ -45,6 +45,20 @@ def test_a_clone_does_what_its_teacher_did_and_keeps_room_to_try() -> None:
     outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 1)
     assert 0.5 < outcome.ops["GERMINATE"] < 3.0
     assert float(trainer.agent.buffer.log_probs[:, 0].exp().max()) < 1.0  # the planting is likely, but not certain
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.5])
+def test_a_clone_keeps_the_share_for_other_ops_that_it_was_told_to(smoothing: float) -> None:
+    trainer = Trainer(tiny_config(twins=False))
+    collect_round(trainer.agent, trainer.normalizer, trainer.world, 0, teacher="never")
+    clone(trainer.agent, passes=60, lr=1e-2, smoothing=smoothing, detail_smoothing=0.0)
+    batch = trainer.agent.buffer.get_batched_sequences()
+    op = trainer.agent.spec.names.index("op")
+    legal = batch.selected[:, :, op]
+    logits = trainer.agent._base_network(batch.obs, batch.hidden).logits[:, :, op]
+    waiting = torch.where(legal, logits, -torch.inf).softmax(-1)[..., Op.WAIT]
+    expected = 1 - smoothing + smoothing / legal.sum(-1)
+    torch.testing.assert_close(waiting, expected, atol=0.05, rtol=0)
 
 
 def test_lessons_come_once_and_are_saved(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class Guard:
         for name, series in self._series.items():
             series.load_state_dict(state["series"][name])
         self.failures = state["failures"]
-        self._finite_buffers = set(state["finite_buffers"])
+        self._finite_buffers = {str(name) for name in state["finite_buffers"]}
 
 
 class _Losses:
@@ -124,7 +124,8 @@ class _Losses:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remember it again."""
-        self._first, self._recent, self._signed = state["first"], list(state["recent"]), state["signed"]
+        self._first = None if state["first"] is None else float(state["first"])
+        self._recent, self._signed = [float(loss) for loss in state["recent"]], bool(state["signed"])
 
 
 def _badness(score: float) -> float:

@@ -118,7 +118,7 @@ class MetricScale(Scale):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remember it again."""
-        self._values, self._progress = list(state["values"]), state["progress"]
+        self._values, self._progress = [float(value) for value in state["values"]], float(state["progress"])
 
     def _progress_at(self, value: float) -> float:
         started = len(self._values) > 1

@@ -17,27 +17,25 @@ from esper.simic.control.features import (
     signals_to_features,
 )
 from esper.simic.control.joint import joint_entropy, joint_kl
-from esper.simic.control.mask_counts import MaskCounts, count_mask_hits, count_masks
+from esper.simic.control.mask_counts import mask_hit_rates
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 
 __all__ = [
     "ActionSpec",
     "Head",
     "InvalidStateMachineError",
-    "MaskCounts",
     "MaskedCategorical",
     "Masks",
     "RewardNormalizer",
     "RunningMeanStd",
     "TaskConfig",
     "compute_action_mask",
-    "count_mask_hits",
-    "count_masks",
     "describe_observation",
     "draw_actions",
     "esper_action_spec",
     "joint_entropy",
     "joint_kl",
+    "mask_hit_rates",
     "normalize_observation",
     "obs_to_base_features",
     "obs_to_base_features_tensor",
