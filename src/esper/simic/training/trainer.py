@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from esper.leyline import HEAD_NAMES, EsperError, InputError, SlotConfig
+from esper.leyline import HEAD_NAMES, EsperError, InputError
 from esper.nissa import Hub
 from esper.nissa.events import CheckpointSaved, LessonCompleted, RoundCompleted, RunStarted
-from esper.simic.agent.checkpoint import load_checkpoint, pack_checkpoint
+from esper.simic.agent.checkpoint import pack_checkpoint
 from esper.simic.agent.cloning import clone
 from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
@@ -20,8 +20,11 @@ from esper.simic.telemetry import Anomaly
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.controller import LearnedController, fresh_normalizer, restore_normalizer
 from esper.simic.training.instruments import Instruments
+from esper.simic.training.resuming import load_newest
 from esper.simic.training.rounds import RoundOutcome, collect_round
 from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.run_state import BASELINES, RunState
+from esper.simic.training.setup import agent_options, require_ready
 from esper.simic.training.world import GrowthWorld
 from esper.tamiyo import Controller, make_controller, run_episodes
 from esper.tolaria import find_task
@@ -31,7 +34,6 @@ FIRST_VALIDATION_SEED = 1_000_000
 _FIRST_LESSON = 1_000_000
 """The number of the first round with a teacher, far from those that the policy plays alone."""
 _LAST_LR_FACTOR = 0.1
-_BASELINES = ("never", "heuristic")
 _LOG = logging.getLogger(__name__)
 
 
@@ -90,10 +92,11 @@ class Trainer:
         self.baselines: dict[str, dict[str, float]] = {}
         self._best = float("-inf")
         self._lessons = 0
-        if resume:
-            self._resume()
-        self.world = self._open_world(config.in_round(self.round))
-        if not resume:
+        self._phase = 0
+        self._resumed = resume and self._resume()
+        self._phase = max(self._phase, config.phase_in(self.round))
+        self.world = self._open_world(config.in_phase(self._phase))
+        if not self._resumed:
             torch.manual_seed(config.seed)
             self.normalizer = fresh_normalizer(self.world.num_slots)
             self.agent = self._make_agent()
@@ -102,6 +105,8 @@ class Trainer:
     def run(self) -> TrainingSummary:
         """Train to the last round."""
         try:
+            if not self._resumed:
+                self._checkpoint()  # whenever the run is killed from here on, it can be resumed
             self._measure_baselines()
             self._take_lessons()
             while self.round < self.config.rounds:
@@ -119,8 +124,9 @@ class Trainer:
             return GrowthWorld(config, self._instruments.world_hub)
 
     def _enter_phase(self) -> None:
-        """Go on in another world if the curriculum says so."""
-        config = self.config.in_round(self.round)
+        """Go on in another world if the curriculum says so; a run that was given more rounds does not go back."""
+        self._phase = max(self._phase, self.config.phase_in(self.round))
+        config = self.config.in_phase(self._phase)
         if config != self._world_config:
             self.world.close()
             self.world = self._open_world(config)
@@ -166,7 +172,7 @@ class Trainer:
     def _measure_baselines(self) -> None:
         if not self.baselines:
             measured = {}
-            for name in _BASELINES:
+            for name in BASELINES:
                 self._announce(f"measuring {name} on the validation seeds")
                 measured[name] = self._mean_objectives(make_controller(name))
             self.baselines = measured
@@ -258,16 +264,17 @@ class Trainer:
             self._instruments.tell(CheckpointSaved(round=self._whole[0]))
 
     def _extra(self) -> dict[str, Any]:
-        return {
-            "normalizer": self.normalizer.state_dict(),
-            "round": self.round,
-            "rng": torch.get_rng_state(),
-            "best": self._best,
-            "lessons": self._lessons,
-            "baselines": self.baselines,
-            "history": self.history,
-            "instruments": self._instruments.state_dict(),
-        }
+        return RunState(
+            normalizer=self.normalizer.state_dict(),
+            round=self.round,
+            phase=self._phase,
+            rng=torch.get_rng_state(),
+            best=self._best,
+            lessons=self._lessons,
+            baselines=self.baselines,
+            history=self.history,
+            instruments=self._instruments.state_dict(),
+        ).to_dict()
 
     def _check_interrupt(self) -> None:
         """Stop between two steps if asked to: the round under way is dropped and will be played again, the same."""
@@ -275,34 +282,26 @@ class Trainer:
             self._checkpoint()
             raise InterruptedRunError("stopped; everything up to the last whole round is saved")
 
-    def _resume(self) -> None:
-        newest = self._folder.newest() if self._folder is not None else None
-        if newest is None:
-            raise InputError(f"{self._folder.path if self._folder else 'this run'} holds no checkpoint to resume from")
-        self.agent, extra = load_checkpoint(newest, self.config.device)
-        have, wanted = self.agent.num_envs, self.config.envs * len(self.config.tasks)
-        if have != wanted:
-            raise InputError(f"the checkpoint is of {have} hosts; the config asks for {wanted}")
-        self.normalizer = restore_normalizer(extra["normalizer"], self.agent.state_dim)
-        self.round, self._best, self._lessons = extra["round"], extra["best"], extra["lessons"]
-        self.baselines, self.history = extra["baselines"], extra["history"]
-        self._instruments.load_state_dict(extra["instruments"])
-        torch.set_rng_state(extra["rng"])
+    def _resume(self) -> bool:
+        """Go on from the newest checkpoint; false if the run was killed before there was one, and so begins now."""
+        if self._folder is None:
+            raise InputError("resume needs the folder of the run")
+        found = load_newest(self._folder, self.config, require_ready(self.config))
+        if found is None:
+            self._announce("no checkpoint was written yet: beginning with the first round")
+            return False
+        self.agent, state = found
+        self.normalizer = restore_normalizer(state.normalizer, self.agent.state_dim)
+        self.round, self._best, self._lessons = state.round, state.best, state.lessons
+        self.baselines, self.history, self._phase = state.baselines, state.history, state.phase
+        self._instruments.load_state_dict(state.instruments)
+        torch.set_rng_state(state.rng)
+        return True
 
     def _make_agent(self) -> PPOAgent:
-        config = self.config
-        length = max(config.episode_length or find_task(task).episode_length for task in config.tasks)
-        steps = config.entropy_decay * config.rounds * self.world.num_envs * length
-        agent = PPOAgent(
-            state_dim=self.normalizer.mean.numel(),
-            slot_config=SlotConfig.of_size(self.world.num_slots),
-            num_envs=self.world.num_envs,
-            max_steps=length,
-            total_steps_for_decay=max(1, int(steps)),
-            **config.to_ppo_kwargs(),
-        )
+        agent = PPOAgent(**agent_options(self.config, self.world.num_slots))
         with torch.no_grad():
-            last_layer(agent._base_network.policy_head("op")).bias.add_(torch.tensor(config.op_bias))
+            last_layer(agent._base_network.policy_head("op")).bias.add_(torch.tensor(self.config.op_bias))
         return agent
 
     def _set_learning_rate(self) -> None:
