@@ -54,9 +54,17 @@ def train(
         end_step()
 
     with _opened(None if out is None else RunFolder(Path(out)), config, resume) as (folder, settings):
-        with Hub(_open_sinks(folder, sinks)) as hub:
+        opened, flush = _open_sinks(folder, sinks)
+        with Hub(opened) as hub:
             trainer = Trainer(
-                settings, folder, resume=resume, hub=hub, watch=watched, announce=announce, should_stop=should_stop
+                settings,
+                folder,
+                resume=resume,
+                hub=hub,
+                watch=watched,
+                announce=announce,
+                should_stop=should_stop,
+                flush=flush,
             )
             if folder is not None:
                 folder.update(settings)
@@ -99,10 +107,12 @@ def _describe(config: TrainingConfig, folder: RunFolder | None, played: int) -> 
     return f"training{where}: {what}; seed {config.seed}{after}"
 
 
-def _open_sinks(folder: RunFolder | None, names: Sequence[str]) -> list[Sink]:
+def _open_sinks(folder: RunFolder | None, names: Sequence[str]) -> tuple[list[Sink], Callable[[], None]]:
+    """The run's own log and the other sinks, and what waits until the log is written."""
     if folder is None:
-        return []
-    return [BackgroundSink(JsonLinesSink(folder.events)), *(make_sink(name, folder.path) for name in names)]
+        return [], lambda: None
+    log = BackgroundSink(JsonLinesSink(folder.events))
+    return [log, *(make_sink(name, folder.path) for name in names)], log.flush
 
 
 def find_controller(name_or_path: str) -> Controller:

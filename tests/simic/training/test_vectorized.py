@@ -185,16 +185,17 @@ def test_a_folder_with_a_run_is_not_overwritten(straight: Path, tmp_path: Path) 
 def test_a_failed_checkpoint_leaves_the_earlier_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     trainer = Trainer(tiny_config())
-    folder.create(tiny_config())
     packed = pack_checkpoint(trainer.agent, {"normalizer": trainer.normalizer.state_dict()})
-    folder.save(1, packed, keep=3)
+    with folder.held():
+        folder.create(tiny_config())
+        folder.save(1, packed, keep=3)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(EsperError, match=r"No space left on device.*earlier ones are untouched"):
-        folder.save(2, packed, keep=1)
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(EsperError, match=r"No space left on device.*earlier ones are untouched"):
+            folder.save(2, packed, keep=1)
     assert [path.name for path in folder.checkpoints.iterdir()] == ["round-000001.pt"]
     load_controller(folder.checkpoints / "round-000001.pt")
 

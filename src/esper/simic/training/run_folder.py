@@ -112,7 +112,9 @@ class RunFolder:
         try:
             write_atomically(path, packed)
         except OSError as error:
-            raise EsperError(f"checkpoint {path} cannot be written ({error}); earlier ones are untouched") from None
+            raise EsperError(
+                f"checkpoint {path} cannot be written ({error.strerror}); earlier ones are untouched"
+            ) from None
 
     def _numbered(self) -> dict[int, Path]:
         names = self.checkpoints.glob(f"{_PREFIX}*{_SUFFIX}")

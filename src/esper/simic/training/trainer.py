@@ -81,12 +81,14 @@ class Trainer:
         watch: Callable[[RoundReport], None] = lambda _: None,
         announce: Callable[[str], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self._folder = folder
         self._instruments = Instruments(config, hub or Hub())
         self._watch, self._announce = watch, announce
         self._should_stop = should_stop
+        self._flush = flush
         self.round = 0
         self.history: list[dict[str, Any]] = []
         self.baselines: dict[str, dict[str, float]] = {}
@@ -258,8 +260,9 @@ class Trainer:
         self._whole = (self.round, pack_checkpoint(self.agent, self._extra()))
 
     def _checkpoint(self) -> None:
-        """Save what was remembered last."""
+        """Save what was remembered last; what was told of it is written first, or a kill could lose it for good."""
         if self._folder is not None:
+            self._flush()
             self._folder.save(*self._whole, self.config.keep_checkpoints)
             self._instruments.tell(CheckpointSaved(round=self._whole[0]))
 
