@@ -5,7 +5,10 @@ Everything follows from a seed, and every case has a name that says what was cha
 
 import math
 import random
+import resource
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -133,6 +136,18 @@ def damaged_bytes(data: bytes, seed: int, count: int) -> Iterator[tuple[str, byt
             )
         )
         yield f"{name} at {start}", data[:start] + piece
+
+
+@contextmanager
+def little_memory(gigabytes: int = 4) -> Iterator[None]:
+    """Let the process have only so much more memory: a case that asks for all of it fails, and not the machine."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + gigabytes * 2**30, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def works_or_is_refused(case: str, work: Callable[[], T], *, naming: str = "") -> T | None:

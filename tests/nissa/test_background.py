@@ -50,6 +50,28 @@ def test_a_slow_sink_drops_with_a_count_and_never_blocks(caplog: pytest.LogCaptu
     assert f"{missing} events are missing" in caplog.text
 
 
+def test_flushing_waits_until_everything_is_written() -> None:
+    sink = Slow()
+    background = BackgroundSink(sink)
+    for number in range(20):
+        background.write(make_event(number))
+    threading.Timer(0.05, sink.may.set).start()
+    background.flush()
+    assert len(sink.events) == 20
+    background.close()
+
+
+def test_flushing_gives_up_on_a_sink_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.nissa.background._FLUSH_PATIENCE", 0.05)
+    sink = Slow()
+    background = BackgroundSink(sink)
+    background.write(make_event(0))
+    background.flush()
+    assert not sink.events
+    sink.may.set()
+    background.close()
+
+
 def test_a_sink_that_hangs_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
     sink = Slow()
     background = BackgroundSink(sink, patience=0.1)

@@ -1,14 +1,15 @@
 """`train` and `evaluate`: what the command line calls, and what scripts call."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from esper.api.statistics import Estimate
 from esper.leyline import InputError, unknown_name
-from esper.nissa import BackgroundSink, Hub, JsonLinesSink, Sink, make_sink
-from esper.simic.telemetry import profiled
+from esper.nissa import BackgroundSink, Hub, JsonLinesSink, Sink, check_sinks, make_sink
+from esper.simic.telemetry import prepare_profile, profiled
 from esper.simic.training import (
     RoundReport,
     RunFolder,
@@ -16,6 +17,8 @@ from esper.simic.training import (
     TrainingConfig,
     TrainingSummary,
     load_controller,
+    require_ready,
+    resumed_config,
     settled,
 )
 from esper.tamiyo import Controller, controller_names, make_controller, run_episodes
@@ -35,51 +38,81 @@ def train(
 ) -> TrainingSummary:
     """Train a controller; with `out`, a run folder is written there, and `resume` goes on with the run in it.
 
-    `watch` is told about every round, `announce` about what comes before the first one. When `should_stop` says so,
-    between two steps, the run saves and raises `InterruptedRunError`. `sinks` are places for events beside the run's
-    own log, which need the folder: console, tensorboard, wandb, mlflow. `profile` is a folder for a profiler's trace of
-    the third round.
+    A resumed run may be given more rounds, other workers and devices and another level of telemetry than its stored
+    config has, and nothing else. `watch` is told about every round, `announce` about what comes before the first one.
+    When `should_stop` says so, between two steps, the run saves and raises `InterruptedRunError`. `sinks` are places
+    for events beside the run's own log, which need the folder: console, tensorboard, wandb, mlflow. `profile` is a
+    folder for a profiler's trace of the third round that is played, or of the last if there are fewer.
     """
-    folder = None if out is None else RunFolder(Path(out))
-    config = settled(config)
-    if folder is None:
-        if resume or sinks:
-            raise InputError(f"{'resume' if resume else 'a sink'} needs the folder of the run")
-        with profiled(profile) as step:
-            return Trainer(config, watch=_both(watch, step), announce=announce, should_stop=should_stop).run()
-    if not resume:
-        folder.create(config)
-    with Hub(_open_sinks(folder, sinks)) as hub, profiled(profile) as step:
-        summary = Trainer(
-            config,
-            folder,
-            resume=resume,
-            hub=hub,
-            watch=_both(watch, step),
-            announce=announce,
-            should_stop=should_stop,
-        ).run()
-    folder.write_summary(
-        {
-            "rounds": summary.rounds,
-            "best_objective": summary.best_objective,
-            "baselines": summary.baselines,
-            "history": list(summary.history),
-        }
-    )
+    check_sinks(sinks)
+    prepare_profile(profile)
+    if out is None and (resume or sinks):
+        raise InputError(f"{'resume' if resume else 'a sink'} needs the folder of the run")
+
+    def watched(report: RoundReport) -> None:
+        watch(report)
+        end_step()
+
+    with _opened(None if out is None else RunFolder(Path(out)), config, resume) as (folder, settings):
+        opened, flush = _open_sinks(folder, sinks)
+        with Hub(opened) as hub:
+            trainer = Trainer(
+                settings,
+                folder,
+                resume=resume,
+                hub=hub,
+                watch=watched,
+                announce=announce,
+                should_stop=should_stop,
+                flush=flush,
+            )
+            if folder is not None:
+                folder.update(settings)
+            left = settings.rounds - trainer.round
+            announce(_describe(settings, folder, trainer.round))
+            with profiled(profile if left else None, trainer.round, left) as end_step:
+                summary = trainer.run()
+        if folder is not None:
+            folder.write_summary(asdict(summary))
     return summary
 
 
-def _open_sinks(folder: RunFolder, names: Sequence[str]) -> list[Sink]:
-    return [BackgroundSink(JsonLinesSink(folder.events)), *(make_sink(name, folder.path) for name in names)]
+@contextmanager
+def _opened(
+    folder: RunFolder | None, config: TrainingConfig, resume: bool
+) -> Iterator[tuple[RunFolder | None, TrainingConfig]]:
+    """The folder, held by this process, and the config that the run has; all that can be refused is refused first."""
+    if folder is None:
+        yield None, settled(config)
+    elif resume:
+        folder.stored_config()  # or there is nothing to resume, and nothing to hold
+        with folder.held():
+            yield folder, resumed_config(folder.stored_config(), config)
+    else:
+        folder.require_free()
+        config = settled(config)
+        require_ready(config)
+        with folder.held():
+            folder.create(config)
+            yield folder, config
 
 
-def _both(watch: Callable[[RoundReport], None], step: Callable[[], None]) -> Callable[[RoundReport], None]:
-    def watched(report: RoundReport) -> None:
-        watch(report)
-        step()
+def _describe(config: TrainingConfig, folder: RunFolder | None, played: int) -> str:
+    """What is about to be done, in one line."""
+    where = "" if folder is None else f" in {folder.path}"
+    what = f"{', '.join(config.tasks)}; {config.rounds} rounds of {config.envs * len(config.tasks)} episodes"
+    if played == config.rounds:
+        return f"all rounds are played{where} ({what}); a larger number of rounds would go on"
+    after = f"; going on after round {played}" if played else ""
+    return f"training{where}: {what}; seed {config.seed}{after}"
 
-    return watched
+
+def _open_sinks(folder: RunFolder | None, names: Sequence[str]) -> tuple[list[Sink], Callable[[], None]]:
+    """The run's own log and the other sinks, and what waits until the log is written."""
+    if folder is None:
+        return [], lambda: None
+    log = BackgroundSink(JsonLinesSink(folder.events))
+    return [log, *(make_sink(name, folder.path) for name in names)], log.flush
 
 
 def find_controller(name_or_path: str) -> Controller:

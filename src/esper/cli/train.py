@@ -1,5 +1,6 @@
 """`esper train`: a controller learns from many growth episodes."""
 
+import math
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from esper.leyline import InputError
 
 if TYPE_CHECKING:
     from esper.simic.training import RoundReport, TrainingConfig
+
+_EXIT_BY_SIGNAL = 128
+"""Shells add this to the number of the signal that ended a command: 130 for SIGINT, 143 for SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,10 @@ class Train:
     sink: tuple[str, ...] = ()
     """Where events go beside events.jsonl: console (warnings only), tensorboard, wandb or mlflow."""
     profile: Path | None = None
-    """Folder for a profiler's trace of the third round."""
+    """Folder for a profiler's trace of the third round that is played, or of the last if there are fewer."""
     resume: bool = False
-    """Go on with the run in the folder."""
+    """Go on with the run in the folder; of the options above, only these may differ from its own: --rounds (more of
+    them), --workers, --device, --telemetry, --sink and --profile."""
     json: Path | None = None
     """Write the summary to this file too."""
 
@@ -57,48 +62,61 @@ class Train:
         from rich.console import Console
 
         import esper
-        from esper.simic.training import InterruptedRunError, RunFolder
+        from esper.simic.training import InterruptedRunError, RunFolder, TrainingConfig
 
         check_writable(self.json)
-        config = RunFolder(self.out).stored_config() if self.resume else self._config()
+        config = self._config(RunFolder(self.out).stored_config() if self.resume else TrainingConfig())
         torch.set_num_threads(1)
         console = Console(stderr=True)
-        console.print(f"{'Resuming' if self.resume else 'Training'} in {self.out}: {describe(config)}", highlight=False)
-        with _stop_flag() as stopped:
+        with _stop_signals() as asked:
             try:
                 summary = esper.train(
                     config,
                     self.out,
                     resume=self.resume,
                     watch=RoundPrinter(console),
-                    announce=lambda what: console.print(f"{what} ...", style="dim", highlight=False),
-                    should_stop=stopped,
+                    announce=lambda what: console.print(f"{what} ...", style="dim", highlight=False, soft_wrap=True),
+                    should_stop=lambda: bool(asked),
                     sinks=self.sink,
                     profile=self.profile,
                 )
             except InterruptedRunError as stop:
-                console.print(f"{stop}; go on with: esper train --out {self.out} --resume", highlight=False)
-                raise KeyboardInterrupt from None
+                again = f"esper train --out {self.out} --resume"
+                console.print(f"{stop}; go on with: {again}", highlight=False, soft_wrap=True)
+                raise SystemExit(_EXIT_BY_SIGNAL + asked[0]) from None
         write_json(self.json, {"rounds": summary.rounds, "best_objective": summary.best_objective})
         console.print(f"Best controller: {RunFolder(self.out).best}", highlight=False, soft_wrap=True)
-        console.print(f"Next: esper evaluate --controller {self.out}", highlight=False)
+        console.print(f"Next: esper evaluate --controller {self.out}", highlight=False, soft_wrap=True)
         return True
 
-    def _config(self) -> "TrainingConfig":
-        from esper.simic.training import TrainingConfig, preset
+    def _config(self, base: "TrainingConfig") -> "TrainingConfig":
+        """`base`, changed by what is given."""
+        from esper.simic.training import TrainingConfig
 
-        if self.preset is not None and self.config is not None:
-            raise InputError("give --preset or --config, not both; --set changes single fields of either")
-        base = TrainingConfig() if self.preset is None else preset(self.preset)
-        base = base if self.config is None else TrainingConfig.load(self.config)
         names = ("rounds", "envs", "episode_length", "seed", "device", "workers", "telemetry")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.task:
             given["tasks"] = self.task
-        changed = base.to_dict() | given
+        changed = base.to_dict() | self._named_config() | given
         for name, value in _parse(self.set).items():
             _assign(changed, name, value)
         return TrainingConfig.from_dict(changed)
+
+    def _named_config(self) -> dict[str, Any]:
+        """The fields that --preset or --config decides."""
+        import json
+
+        from esper.simic.training import TrainingConfig, preset, preset_fields
+
+        if self.preset is not None and self.config is not None:
+            raise InputError("give --preset or --config, not both; --set changes single fields of either")
+        if self.preset is not None:
+            fields, names = preset(self.preset).to_dict(), preset_fields(self.preset)
+        elif self.config is not None:
+            fields, names = TrainingConfig.load(self.config).to_dict(), tuple(json.loads(self.config.read_text()))
+        else:
+            return {}
+        return {name: fields[name] for name in names}
 
 
 def _parse(assignments: tuple[str, ...]) -> dict[str, Any]:
@@ -126,24 +144,19 @@ def _assign(settings: dict[str, Any], name: str, value: Any) -> None:
         settings[name] = value
 
 
-def describe(config: "TrainingConfig") -> str:
-    """A run in one line."""
-    hosts = config.envs * len(config.tasks)
-    return f"{', '.join(config.tasks)}; {config.rounds} rounds of {hosts} episodes; seed {config.seed}"
-
-
 @contextmanager
-def _stop_flag() -> "Iterator[Any]":
-    """A flag that the first SIGINT or SIGTERM raises; a second one stops at once."""
+def _stop_signals() -> "Iterator[list[int]]":
+    """The signals that asked the run to stop: the first SIGINT or SIGTERM does; another one ends it at once."""
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:  # noqa: ARG001
+        if asked:
+            raise SystemExit(_EXIT_BY_SIGNAL + number)
         asked.append(number)
-        signal.signal(number, signal.default_int_handler)
 
     previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield asked
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -162,7 +175,7 @@ class RoundPrinter:
         recent = self._seconds[-10:]
         left = (report.rounds - report.round) * sum(recent) / len(recent)
         scores = "  ".join(
-            f"{task} {100 * score:.1f} ({100 * report.outcome.gain[task]:+.1f} on its twins left alone)"
+            f"{task} {100 * score:.1f}{_show_gain(report.outcome.gain[task])}"
             for task, score in report.outcome.objective.items()
         )
         ops = report.outcome.ops
@@ -185,3 +198,8 @@ class RoundPrinter:
             rule = ", ".join(f"{100 * report.baselines['heuristic'][task]:.1f}" for task in report.validation)
             line = f"    validation: {shown} (never {never}; heuristic {rule})"
             self._console.print(line, style="bold", highlight=False)
+
+
+def _show_gain(gain: float) -> str:
+    """What growing brought, in brackets; nothing where there are no twins to compare with."""
+    return "" if math.isnan(gain) else f" ({100 * gain:+.1f} on its twins left alone)"

@@ -1,19 +1,28 @@
 """Checking the fields of records when they are made."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import InputError
 
 
-def _has_type(value: object, hint: Any) -> bool:
+def has_type(value: object, hint: Any) -> bool:
+    """Whether `value` is what the annotation `hint` says, down to the items of tuples and mappings."""
+    if hint is Any:
+        return True
     origin = get_origin(hint)
     if origin is UnionType:
-        return any(_has_type(value, option) for option in get_args(hint))
+        return any(has_type(value, option) for option in get_args(hint))
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(hint)
     if origin is tuple:
-        return isinstance(value, tuple) and all(_has_type(item, get_args(hint)[0]) for item in value)
+        return isinstance(value, tuple) and all(has_type(item, get_args(hint)[0]) for item in value)
+    if origin is Mapping:
+        key, item = get_args(hint)
+        return isinstance(value, Mapping) and all(has_type(k, key) and has_type(v, item) for k, v in value.items())
     if hint in (int, float):  # a bool is an int to Python, but never meant as a number here
         return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
     return isinstance(value, origin or hint)
@@ -24,7 +33,7 @@ def check_field_types(record: Any) -> None:
     hints = get_type_hints(type(record))
     for spec in fields(record):
         value = getattr(record, spec.name)
-        if not _has_type(value, hints[spec.name]):
+        if not has_type(value, hints[spec.name]):
             raise InputError(f"{type(record).__name__}.{spec.name} must be {spec.type}; got {value!r}")
 
 

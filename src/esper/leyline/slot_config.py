@@ -55,6 +55,8 @@ class SlotConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`."""
-        if set(data) != {"slot_ids"}:
-            raise InputError(f"a slot config holds exactly the key 'slot_ids'; got {', '.join(map(str, data))}")
+        if not isinstance(data, Mapping) or set(data) != {"slot_ids"}:
+            raise InputError("a slot config holds exactly the key 'slot_ids'")
+        if not isinstance(data["slot_ids"], list | tuple):
+            raise InputError("slot_ids must be a list of slot ids such as 'r0c2'")
         return cls(tuple(data["slot_ids"]))

@@ -6,7 +6,7 @@ from esper.nissa.hub import Hub, Sink
 from esper.nissa.reading import read_events
 from esper.nissa.sinks import ConsoleSink, JsonLinesSink, MemorySink, event_to_json
 from esper.nissa.state_files import pack_state, read_state
-from esper.nissa.trackers import make_sink, scalars_of, sink_names
+from esper.nissa.trackers import check_sinks, make_sink, scalars_of, sink_names
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -17,6 +17,7 @@ __all__ = [
     "MemorySink",
     "Payload",
     "Sink",
+    "check_sinks",
     "event_to_json",
     "make_sink",
     "pack_state",

@@ -15,6 +15,9 @@ _CAPACITY = 20_000
 _PATIENCE = 10.0
 """Seconds that closing waits for what is still in the queue."""
 
+_FLUSH_PATIENCE = 2.0
+"""Seconds that `flush` waits at most."""
+
 
 class BackgroundSink:
     """Writes to `sink` in a thread of its own, in order.
@@ -42,6 +45,11 @@ class BackgroundSink:
         except queue.Full:
             self.dropped += 1
 
+    def flush(self) -> None:
+        """Wait until what was taken so far is written, so that not even a kill loses it; not for a sink that hangs."""
+        with self._queue.all_tasks_done:
+            self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, _FLUSH_PATIENCE)
+
     def close(self) -> None:
         """Write what is left, but wait no longer than the patience allows."""
         deadline = time.monotonic() + self._patience
@@ -66,6 +74,7 @@ class BackgroundSink:
         try:
             while (event := self._queue.get()) is not None:
                 self._sink.write(event)
+                self._queue.task_done()
                 missing = self.dropped - told
                 if missing:
                     told += missing

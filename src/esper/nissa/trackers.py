@@ -5,7 +5,7 @@ extras: one that is not installed is an error when the sink is made, before anyt
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +139,16 @@ def sink_names() -> tuple[str, ...]:
     return tuple(_SINKS)
 
 
+def check_sinks(names: Iterable[str]) -> None:
+    """Refuse sinks that do not exist or whose packages are not installed, before any of them writes anything."""
+    for name in names:
+        if name not in _SINKS:
+            raise unknown_name("sink", name, sink_names())
+        if name != "console":
+            _require(name)
+
+
 def make_sink(name: str, folder: Path) -> BackgroundSink:
     """The sink called `name`, writing under `folder` without making a run wait."""
-    if name not in _SINKS:
-        raise unknown_name("sink", name, sink_names())
+    check_sinks([name])
     return BackgroundSink(_SINKS[name](folder / name), patience=_PATIENCE)

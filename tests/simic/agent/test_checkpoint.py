@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.leyline import InputError
+from esper.leyline import DamagedFileError, InputError
 from esper.nissa import pack_state
 from esper.simic.agent import (
     CHECKPOINT_VERSION,
@@ -19,7 +19,9 @@ from esper.simic.agent import (
     load_checkpoint,
     save_checkpoint,
 )
+from esper.simic.agent.checkpoint import agent_state
 from esper.simic.control import RewardNormalizer, RunningMeanStd
+from tests.fuzzing import Change, changed, little_memory
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
@@ -103,6 +105,59 @@ def test_truncated_and_absent_files_are_refused(tmp_path: Path) -> None:
             load_checkpoint(tmp_path / "cut.pt")
     with pytest.raises(InputError, match="no checkpoint"):
         load_checkpoint(tmp_path / "absent.pt")
+
+
+WIDTH = ("config", "lstm_hidden_dim")
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (WIDTH, lambda _: 10**12, "config.lstm_hidden_dim must be a whole number from 1 to"),
+        (WIDTH, lambda old: 2 * old, "network_state_dict.lstm.weight_ih_l0 must have shape [128, 128]"),
+        (("config", "num_envs"), lambda _: 2**29, "a round of 536870912 environments and 12 steps is too large"),
+        (("config", "lr"), lambda _: "fast", "config.lr cannot be 'fast'"),
+        (("config", "gamma"), lambda _: -1.0, "config.gamma must be a finite number from 0 on; got -1.0"),
+        (("config", "grad_clip_mode"), lambda _: "none", "config.grad_clip_mode cannot be 'none'"),
+        (("config", "head_lr_scale"), lambda _: {"tail": 2.0}, "unknown head 'tail'"),
+        (("config", "num_minibatches"), lambda _: 9, "config.num_minibatches must be a whole number from 1 to 4"),
+        (("action_spec", "heads", 3, "size"), lambda _: 10**12, "every head needs 1 to 65536 actions"),
+        (("action_spec", "heads", 3, "name"), lambda _: "o.p", "the name of a head must be a plain word"),
+        (("slot_config", "slot_ids"), lambda old: old[:2], "action_spec does not fit the 2 slots of slot_config"),
+        (("network_state_dict", "op_head.0.bias"), lambda old: old * torch.nan, "op_head.0.bias holds NaN or infinity"),
+        (("network_options", "feature_layers"), lambda _: 2, "network_state_dict lacks"),
+        (("optimizer_state_dict", "state", 3), lambda _: {}, "optimizer_state_dict.state.3 lacks step, exp_avg"),
+        (("optimizer_state_dict", "param_groups"), lambda _: [], "param_groups must be a list of 1"),
+        (("return_scale", "var"), lambda old: -old, "return_scale.var must be 0 or more"),
+        (("value_memory", 0, "lengths"), lambda old: old + 99, "value_memory.0.lengths must be from 1 to"),
+        (("extra",), lambda _: [], "extra must be a dictionary"),
+    ],
+)
+def test_what_no_agent_can_be_made_of_is_named_before_one_is_built(
+    tmp_path: Path, place: tuple[Any, ...], change: Change, message: str
+) -> None:
+    agent = agent_with_round(value_memory=1)
+    agent.update()
+    state: dict[str, Any] = agent_state(agent) | {"extra": {}}
+    path = tmp_path / "agent.pt"
+    path.write_bytes(pack_state(changed(state, place, change)))
+    with little_memory(1), pytest.raises(DamagedFileError) as error:
+        load_checkpoint(path, device="cpu")
+    assert message in str(error.value)
+    assert str(error.value).startswith(f"the checkpoint {path} cannot be used: ")
+    assert "take another one" in str(error.value)
+
+
+def test_kernels_and_device_are_the_agents_own_and_not_those_of_the_file(tmp_path: Path) -> None:
+    agent = agent_with_round()
+    agent.update()
+    state = agent_state(agent) | {"extra": {}}
+    group: dict[str, Any] = {"fused": True, "foreach": None, "lr": 0.125}  # as on CUDA
+    state = changed(state, ("optimizer_state_dict", "param_groups", 0), lambda old: old | group)
+    (tmp_path / "agent.pt").write_bytes(pack_state(state))
+    loaded, _ = load_checkpoint(tmp_path / "agent.pt", device="cpu")
+    (found,) = loaded.optimizer.param_groups
+    assert (found["fused"], found["foreach"], found["lr"]) == (None, True, 0.125)
 
 
 def test_a_failed_save_leaves_the_old_checkpoint_and_no_litter(tmp_path: Path) -> None:

@@ -34,10 +34,18 @@ def test_running_statistics_load_across_devices() -> None:
 
 
 def test_running_statistics_refuse_what_does_not_fit() -> None:
-    with pytest.raises(InputError, match="mean, var and count"):
-        RunningMeanStd((3,)).load_state_dict({"mean": torch.zeros(3)})
-    with pytest.raises(InputError, match="shape"):
-        RunningMeanStd((3,)).load_state_dict(RunningMeanStd((2,)).state_dict())
+    statistics = RunningMeanStd((3,))
+    good = RunningMeanStd((3,)).state_dict() | {"mean": torch.ones(3, dtype=torch.float64)}
+    for wrong, message in (
+        ({"mean": torch.zeros(3)}, "lacks var, count"),
+        (RunningMeanStd((2,)).state_dict(), r"mean must have shape \[3\]; it has \[2\]"),
+        (good | {"var": torch.zeros(2, dtype=torch.float64)}, r"var must have shape \[3\]"),
+        (good | {"var": -good["var"]}, "var must be 0 or more"),
+        (good | {"count": torch.tensor(torch.nan, dtype=torch.float64)}, "count holds NaN or infinity"),
+    ):
+        with pytest.raises(InputError, match=message):
+            statistics.load_state_dict(wrong)
+        assert not statistics.mean.any()  # nothing was taken over
 
 
 def test_reward_statistics_round_trip_exactly() -> None:
@@ -49,5 +57,5 @@ def test_reward_statistics_round_trip_exactly() -> None:
     target.load_state_dict(state)
     assert (target.mean, target.m2, target.count) == (source.mean, source.m2, source.count)
     assert target.update_and_normalize(0.3) == source.update_and_normalize(0.3)
-    with pytest.raises(InputError, match="mean, m2 and count"):
+    with pytest.raises(InputError, match="lacks m2, count"):
         target.load_state_dict({"mean": 0.0})

@@ -90,6 +90,12 @@ def test_bad_values_are_named(field: str, value: object, message: str) -> None:
         TrainingConfig(**{field: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("envs", "minibatches"), [(1, 2), (3, 6), (4, 8), (32, 8)])
+def test_there_are_as_many_minibatches_as_fit(envs: int, minibatches: int) -> None:
+    assert TrainingConfig(envs=envs).to_ppo_kwargs()["num_minibatches"] == minibatches
+    assert TrainingConfig(envs=envs, num_minibatches=2).to_ppo_kwargs()["num_minibatches"] == 2
+
+
 def test_unknown_attributes_cannot_be_set() -> None:
     with pytest.raises(AttributeError):
         TrainingConfig().learning_rate = 1.0  # type: ignore[attr-defined]

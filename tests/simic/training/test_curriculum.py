@@ -15,9 +15,16 @@ PHASES = (Phase(until=0.25, budget=0), Phase(until=0.6, price=0.5))
 
 def test_a_round_has_the_settings_of_its_phase() -> None:
     config = tiny_config(curriculum=PHASES, price=0.03, budget=300)
-    seen = [(phase.budget, phase.price) for phase in map(config.in_round, range(4))]
-    assert seen == [(0, 0.03), (300, 0.5), (300, 0.5), (300, 0.03)]
-    assert config.in_round(3).curriculum == ()
+    assert [config.phase_in(round_index) for round_index in range(4)] == [0, 1, 1, 2]
+    seen = [(phase.budget, phase.price) for phase in map(config.in_phase, range(3))]
+    assert seen == [(0, 0.03), (300, 0.5), (300, 0.03)]
+    assert config.in_phase(2).curriculum == ()
+
+
+def test_a_share_that_is_a_whole_number_of_rounds_ends_there() -> None:
+    config = tiny_config(curriculum=(Phase(until=0.07, budget=0),), rounds=100)
+    assert 0.07 * 100 > 7  # as computed
+    assert [config.phase_in(6), config.phase_in(7)] == [0, 1]
 
 
 def test_a_budget_of_nothing_grows_nothing_until_its_phase_is_over() -> None:

@@ -61,6 +61,19 @@ def test_less_is_recorded_at_lower_levels(runs: Path) -> None:
     assert not kinds & {EventType.EPISODE_STARTED, EventType.EPISODE_ENDED, EventType.DECISIONS_RECORDED}
 
 
+def test_lessons_are_recorded_at_the_level_of_the_run(tmp_path: Path) -> None:
+    taught = {"teacher": "schedule", "lessons": 1, "lesson_passes": 1, "rounds": 1, "envs": 2, "episode_length": 4}
+    for level in ("minimal", "normal"):
+        esper.train(tiny_config(telemetry=level, validation_episodes=1, **taught), tmp_path / level)
+    of_lessons = {
+        level: {event.event_type for event in read_events(tmp_path / level / "events.jsonl") if event.round == 0}
+        for level in ("minimal", "normal")
+    }
+    assert EventType.EPISODE_STARTED in of_lessons["normal"]
+    assert not of_lessons["minimal"]
+    assert len(of_kind(tmp_path / "minimal", EventType.LESSON_COMPLETED)) == 1
+
+
 def numbers(value: object) -> Iterator[float]:
     if isinstance(value, dict):
         for item in value.values():

@@ -3,7 +3,7 @@
 import pytest
 
 from esper.leyline import InputError
-from esper.simic.training import preset, preset_names
+from esper.simic.training import TrainingConfig, preset, preset_fields, preset_names
 from esper.tolaria import task_names
 
 
@@ -11,7 +11,9 @@ from esper.tolaria import task_names
 def test_a_preset_is_a_valid_config(name: str) -> None:
     config = preset(name)
     assert config.tasks == ((name,) if name in task_names() else config.tasks)
-    assert config.num_minibatches <= config.envs * len(config.tasks)
+    assert config.to_ppo_kwargs()["num_minibatches"] <= config.envs * len(config.tasks)
+    changed = {field for field, value in config.to_dict().items() if value != TrainingConfig().to_dict()[field]}
+    assert changed <= set(preset_fields(name))
 
 
 def test_every_task_has_a_preset_and_so_have_tasks_of_families() -> None:

@@ -5,28 +5,28 @@ Versions of the format:
 1: action heads, slot configuration, state_dim and all options are stored as plain data.
 """
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from esper.leyline import InputError, SlotConfig, write_atomically
+from esper.leyline import DamagedFileError, InputError, SlotConfig, write_atomically
 from esper.nissa import pack_state, read_state
+from esper.nissa.state_checks import shown
+from esper.simic.agent.checkpoint_checks import OPTION_NAMES, check_agent_state
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.control.action_spec import ActionSpec
 
 CHECKPOINT_VERSION = 1
 _FORMAT = "esper-agent"
-_NOT_PLAIN = frozenset({"slot_config", "action_spec", "network", "device", "telemetry_config", "state_dim"})
-"""Fields of the agent that are stored apart from `config`, or not at all."""
+REMEDY = "take another one of the folder checkpoints/ of its run, to which `esper train` writes them"
 
 
 def agent_state(agent: PPOAgent) -> dict[str, Any]:
     """Everything that makes the agent what it is, in tensors and built-in types."""
     network = agent._base_network
-    options = [spec.name for spec in fields(agent) if spec.init and spec.name not in _NOT_PLAIN]
-    config = {name: getattr(agent, name) for name in options}
+    config = {name: getattr(agent, name) for name in OPTION_NAMES}
     return {
         "format": _FORMAT,
         "version": CHECKPOINT_VERSION,
@@ -58,31 +58,48 @@ def save_checkpoint(path: Path, agent: PPOAgent, extra: Mapping[str, Any] | None
 
 
 def load_checkpoint(path: Path, device: str = "auto") -> tuple[PPOAgent, dict[str, Any]]:
-    """The agent saved at `path`, and the `extra` saved with it."""
-    state = _migrated(_read(path), path)
+    """The agent saved at `path`, and the `extra` saved with it, which is for the caller to check.
+
+    A file that is damaged, or holds what no agent can be made of, is a `DamagedFileError` that names the place.
+    """
+    state = read_checkpoint(path)
     extra = state.pop("extra")
-    return _build_agent(state, device), extra
+    return build_agent(state, device), extra
 
 
-def _read(path: Path) -> dict[str, Any]:
-    state = read_state(path, "checkpoint", "`esper train` writes them to the folder checkpoints/ of a run")
+def read_checkpoint(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
+    """The state in the file at `path`, checked down to the shape of every tensor; nothing is built from it yet."""
+    state = read_state(path, "checkpoint", remedy)
     if state.get("format") != _FORMAT:
-        raise InputError(f"{path} is not a checkpoint of an Esper agent")
+        raise InputError(f"{path} is not a checkpoint of an Esper agent; {remedy}")
+    state = _migrated(state, path)
+    with naming(path, remedy):
+        check_agent_state(state)
     return state
+
+
+@contextmanager
+def naming(path: Path, remedy: str = REMEDY) -> Iterator[None]:
+    """Errors about the contents of a checkpoint say which file it is and what to do."""
+    try:
+        yield
+    except InputError as error:
+        raise DamagedFileError(f"the checkpoint {path} cannot be used: {error}; {remedy}") from None
 
 
 def _migrated(state: dict[str, Any], path: Path) -> dict[str, Any]:
     """`state` in the present format. Older versions would be brought up to date here; none exists yet."""
     version = state.get("version")
-    if version != CHECKPOINT_VERSION:
+    if version != CHECKPOINT_VERSION or isinstance(version, bool):
         raise InputError(
-            f"{path} has checkpoint version {version}; this Esper reads version {CHECKPOINT_VERSION}: "
+            f"{path} has checkpoint version {shown(version)}; this Esper reads version {CHECKPOINT_VERSION}: "
             "update Esper, or save the checkpoint again with the Esper that wrote it"
         )
     return state
 
 
-def _build_agent(state: dict[str, Any], device: str) -> PPOAgent:
+def build_agent(state: dict[str, Any], device: str) -> PPOAgent:
+    """The agent of a state that `read_checkpoint` has checked; its weights are taken out of `state`."""
     spec = ActionSpec.from_dict(state["action_spec"])
     config, weights = state["config"], state.pop("network_state_dict")
     network = FactoredRecurrentActorCritic(
@@ -102,8 +119,16 @@ def _build_agent(state: dict[str, Any], device: str) -> PPOAgent:
         device=device,
         **config,
     )
-    agent.optimizer.load_state_dict(state["optimizer_state_dict"])
+    _load_optimizer(agent, state["optimizer_state_dict"])
     agent.return_scale.load_state_dict(state["return_scale"])
     agent.memory.load_state_dict(state["value_memory"], agent.device)
     agent.total_steps, agent.updates = state["counters"]["total_steps"], state["counters"]["updates"]
     return agent
+
+
+def _load_optimizer(agent: PPOAgent, state: Mapping[str, Any]) -> None:
+    """Moments and learning rates; which kernels run depends on the device, and so stays as the agent has it."""
+    groups = agent.optimizer.state_dict()["param_groups"]
+    for group, saved in zip(groups, state["param_groups"], strict=True):
+        group["lr"] = saved["lr"]
+    agent.optimizer.load_state_dict({"state": state["state"], "param_groups": groups})

@@ -31,6 +31,9 @@ from esper.simic.agent.sequences import SequenceBatch, gather_sequences
 from esper.simic.agent.types import Hidden
 from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
 
+LARGEST_ROUND = 2**30
+"""Numbers that one round may store, about 4 GiB: a hundred times what large runs need. More is a slip of the pen."""
+
 
 @dataclass(slots=True)
 class TamiyoRolloutBuffer:
@@ -74,6 +77,7 @@ class TamiyoRolloutBuffer:
         if self.num_envs < 1 or self.max_steps < 1:
             raise InputError(f"a buffer needs environments and steps; got {self.num_envs} and {self.max_steps}")
         self.spec = esper_action_spec(self.slot_config) if self.action_spec is None else self.action_spec
+        self._check_size()
         grid = (self.num_envs, self.max_steps)
         self.obs, self.raw_obs = self._zeros(*grid, self.state_dim), self._zeros(*grid, self.state_dim)
         self.actions = self._zeros(*grid, len(self.spec.heads), dtype=torch.long)
@@ -88,6 +92,15 @@ class TamiyoRolloutBuffer:
         shape = (self.num_envs, kept, self.lstm_layers, self.lstm_hidden_dim)
         self.hidden_h, self.hidden_c = self._zeros(*shape), self._zeros(*shape)
         self.step_counts = self._zeros(self.num_envs, dtype=torch.long)
+
+    def _check_size(self) -> None:
+        per_step = 2 * self.state_dim + sum(math.prod(self.spec.mask_shape(head)) for head in self.spec.heads)
+        states = 2 * self.lstm_layers * self.lstm_hidden_dim if self.hidden_storage == "all" else 0
+        if self.num_envs * self.max_steps * (per_step + states) > LARGEST_ROUND:
+            raise InputError(
+                f"a round of {self.num_envs} environments and {self.max_steps} steps is too large to store; "
+                "choose fewer environments or steps"
+            )
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)

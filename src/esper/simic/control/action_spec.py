@@ -12,7 +12,7 @@ matter it stores index 0 and counts nowhere. The mask of a head may depend on th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from typing import Any, Self
 
@@ -20,9 +20,13 @@ import torch
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, InputError, Op, SlotConfig, unknown_name
+from esper.leyline.checks import check_field_types
+from esper.nissa.state_checks import checked_keys, checked_list
 
 Masks = Mapping[str, Tensor]
 """Head name to boolean mask, True where legal: `[..., size]`, or `[..., given size, size]` if it is conditional."""
+LARGEST_HEAD = 2**16
+"""Actions that a head may have; tables over them are made in advance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class Head:
     mask_given: str | None = None
     """The head on whose drawn value this head's mask depends; None: on none."""
 
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        if not self.name.isidentifier():
+            raise InputError(f"the name of a head must be a plain word, because parameters go by it; got {self.name!r}")
+
 
 @dataclass(frozen=True)
 class ActionSpec:
@@ -45,10 +54,11 @@ class ActionSpec:
     decider: str
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if len(set(self.names)) != len(self.names):
             raise InputError(f"head names repeat: {', '.join(self.names)}")
-        if any(head.size < 1 for head in self.heads):
-            raise InputError("every head needs at least one action")
+        if not all(1 <= head.size <= LARGEST_HEAD for head in self.heads):
+            raise InputError(f"every head needs 1 to {LARGEST_HEAD} actions")
         decider = self.head(self.decider)
         if decider.matters_for is not None or decider.mask_given is not None:
             raise InputError(f"the deciding head {self.decider!r} always matters and depends on no other head")
@@ -119,7 +129,13 @@ class ActionSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`."""
-        return cls(tuple(Head(**head) for head in data["heads"]), data["decider"])
+        parts = checked_keys(data, ("decider", "heads"), "action_spec")
+        names = [spec.name for spec in fields(Head)]
+        heads = [
+            Head(**checked_keys(head, names, f"action_spec.heads.{index}"))
+            for index, head in enumerate(checked_list(parts["heads"], "action_spec.heads"))
+        ]
+        return cls(tuple(heads), parts["decider"])
 
 
 @cache

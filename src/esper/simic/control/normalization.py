@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import DIVISION_GUARD, InputError
+from esper.nissa.state_checks import checked_keys, checked_number, checked_tensor, checked_whole
 
 NORMALIZED_LIMIT = 10.0
 """Normalised observations and rewards are cut at this many standard deviations."""
@@ -77,14 +78,20 @@ class RunningMeanStd:
         return {"mean": self.mean.clone(), "var": self.var.clone(), "count": self.count.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the statistics in `state` to the own device."""
-        if set(state) != {"mean", "var", "count"}:
-            raise InputError(f"running statistics need exactly mean, var and count; got {', '.join(state)}")
-        if state["mean"].shape != self.mean.shape:
-            raise InputError(f"statistics of shape {tuple(state['mean'].shape)} given to {tuple(self.mean.shape)}")
+        """Copy the statistics in `state` to the own device; a state that does not fit changes nothing."""
+        check_statistics(state, tuple(self.mean.shape))
         self.mean.copy_(state["mean"])
         self.var.copy_(state["var"])
         self.count.copy_(state["count"])
+
+
+def check_statistics(state: object, shape: tuple[int, ...], place: str = "the state of the normaliser") -> None:
+    """Refuse what is not the saved state of a `RunningMeanStd` of this shape, and name the place."""
+    parts = checked_keys(state, ("mean", "var", "count"), place)
+    for name, expected in (("mean", shape), ("var", shape), ("count", ())):
+        numbers = checked_tensor(parts[name], f"{place}.{name}", expected, torch.float64)
+        if name != "mean" and bool((numbers < 0).any()):
+            raise InputError(f"{place}.{name} must be 0 or more")
 
 
 class RewardNormalizer:
@@ -126,6 +133,7 @@ class RewardNormalizer:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """The inverse of `state_dict`."""
-        if set(state) != {"mean", "m2", "count"}:
-            raise InputError(f"reward statistics need exactly mean, m2 and count; got {', '.join(state)}")
-        self.mean, self.m2, self.count = float(state["mean"]), float(state["m2"]), int(state["count"])
+        parts = checked_keys(state, ("mean", "m2", "count"), "the state of the normaliser")
+        mean = checked_number(parts["mean"], "the state of the normaliser.mean")
+        m2 = checked_number(parts["m2"], "the state of the normaliser.m2", 0)
+        self.mean, self.m2, self.count = mean, m2, checked_whole(parts["count"], "the state of the normaliser.count")

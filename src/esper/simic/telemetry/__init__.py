@@ -19,7 +19,7 @@ from esper.simic.telemetry.gradient_collector import (
 from esper.simic.telemetry.gradient_ema import GradientDrift, GradientEMATracker
 from esper.simic.telemetry.levels import DEFAULT_ESCALATION, LEVELS, TelemetryConfig
 from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
-from esper.simic.telemetry.profiler import profiled, profiler_activities
+from esper.simic.telemetry.profiler import prepare_profile, profiled, profiler_activities
 from esper.simic.telemetry.update_watcher import UpdateWatcher
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "anomaly_event",
     "compute_lstm_health",
     "materialize_grad_stats",
+    "prepare_profile",
     "profiled",
     "profiler_activities",
     "update_event",

@@ -20,6 +20,7 @@ from esper.leyline import (
     MIN_RATIO,
     InputError,
     unknown_name,
+    write_atomically,
 )
 from esper.simic.agent.losses import DEFAULT_HUBER_DELTA, ValueLossType
 from esper.simic.agent.optimizer import GradClipMode
@@ -49,6 +50,11 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 """What fields with a fixed choice of names may hold."""
 IMITATED_ENTROPY = 0.01
 """A policy that imitated a teacher has decided from its first round on: only less than this is a collapse there."""
+
+MINIBATCHES = 8
+"""Groups of episodes per pass where a config does not say how many, and a round has that many episodes."""
+_ROUNDING = 1e-6
+"""Rounds by which a share of a run, as 0.07 of 100, may miss a whole number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +158,8 @@ class TrainingConfig:
     """An update stops at 1.5 times this much change of the policy; none never stops it."""
     epochs: int = 4
     """Passes over a round; exact, because every episode is replayed from its start."""
-    num_minibatches: int = 8
-    """Groups of whole episodes per pass."""
+    num_minibatches: int | None = None
+    """Groups of whole episodes per pass; not given: 8, or as many as a round has episodes if those are fewer."""
     entropy_coef: float = 0.004
     """Weight of the entropy bonus at the start ..."""
     entropy_coef_min: float = 0.0
@@ -223,10 +229,10 @@ class TrainingConfig:
         check_ranges(self)
         self._check_names()
         check_learner(self.reward, self.gamma, self.horizon_is_terminal)
-        if self.num_minibatches > self.envs * len(self.tasks):
+        episodes = self.envs * len(self.tasks)
+        if self.num_minibatches is not None and self.num_minibatches > episodes:
             raise InputError(
-                f"num_minibatches must be at most the {self.envs * len(self.tasks)} episodes of a round; "
-                f"got {self.num_minibatches}"
+                f"num_minibatches must be at most the {episodes} episodes of a round; got {self.num_minibatches}"
             )
         self.episode_settings().compute.check_executor(self.executor)
         self._check_curriculum()
@@ -261,12 +267,19 @@ class TrainingConfig:
                 )
             replace(self, curriculum=(), **_given(phase))
 
-    def in_round(self, round_index: int) -> Self:
-        """The config of the phase that a round, counted from 0, is in; it has no curriculum."""
-        for phase in self.curriculum:
-            if round_index < phase.until * self.rounds:
-                return replace(self, curriculum=(), **_given(phase))
-        return replace(self, curriculum=()) if self.curriculum else self
+    def phase_in(self, round_index: int) -> int:
+        """The phase of the curriculum that a round, counted from 0, is in by its share of the run.
+
+        The number of phases stands for the rest of the run, after the last of them.
+        """
+        return sum(round_index >= phase.until * self.rounds - _ROUNDING for phase in self.curriculum)
+
+    def in_phase(self, phase: int) -> Self:
+        """The config of a phase; it has no curriculum."""
+        if not self.curriculum:
+            return self
+        changes = _given(self.curriculum[phase]) if phase < len(self.curriculum) else {}
+        return replace(self, curriculum=(), **changes)
 
     def episode_settings(self) -> EpisodeSettings:
         """How episodes run."""
@@ -286,13 +299,14 @@ class TrainingConfig:
         """Arguments of `PPOAgent` that this config decides; the trainer adds what depends on the tasks."""
         same = (
             "lr", "head_lr_scale", "gamma", "gae_lambda", "value_lambda", "value_memory", "clip_ratio", "target_kl",
-            "num_minibatches", "entropy_coef", "entropy_coef_min", "entropy_coef_per_head", "adaptive_entropy_floor",
+            "entropy_coef", "entropy_coef_min", "entropy_coef_per_head", "adaptive_entropy_floor",
             "value_coef", "value_loss_type", "huber_delta", "clip_value", "value_clip", "max_grad_norm",
             "grad_clip_mode", "weight_decay", "lstm_hidden_dim", "hidden_storage", "compile_network", "device",
             "horizon_is_terminal",
         )  # fmt: skip
         return {name: getattr(self, name) for name in same} | {
             "recurrent_n_epochs": self.epochs,
+            "num_minibatches": self.num_minibatches or min(MINIBATCHES, self.envs * len(self.tasks)),
             "use_entropy_decay": self.entropy_decay > 0,
         }
 
@@ -332,8 +346,8 @@ class TrainingConfig:
         return made
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
-        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        """Write as JSON, all or nothing."""
+        write_atomically(path, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from esper.leyline import InputError
-from esper.simic.agent.checkpoint import load_checkpoint
+from esper.nissa.state_checks import checked_keys, checked_list, checked_tensor
+from esper.simic.agent.checkpoint import load_checkpoint, naming
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden
-from esper.simic.control import RunningMeanStd, observation_width, signals_to_features
+from esper.simic.control import RunningMeanStd, esper_action_spec, observation_width, signals_to_features
+from esper.simic.control.normalization import check_statistics
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.world import masks_by_head
 from esper.tolaria import Situation
@@ -41,8 +43,13 @@ class LearnedController:
         return {"hidden": [part.clone() for part in self._hidden]}
 
     def load_state_dict(self, state: Mapping[str, list[Tensor]]) -> None:
-        """Remember it again."""
-        h, c = (part.to(self.agent.device) for part in state["hidden"])
+        """Remember it again; a state that does not fit changes nothing."""
+        hidden = checked_list(checked_keys(state, ("hidden",), "controller")["hidden"], "controller.hidden", 2)
+        num_hosts = hidden[0].shape[1] if isinstance(hidden[0], Tensor) and hidden[0].dim() == 3 else 1
+        shape = (self.agent.lstm_layers, num_hosts, self.agent.lstm_hidden_dim)
+        for part in hidden:
+            checked_tensor(part, "controller.hidden", shape, torch.float32)
+        h, c = (part.to(self.agent.device) for part in hidden)
         self._hidden = (h, c)
 
     @torch.inference_mode()
@@ -68,10 +75,15 @@ def load_controller(path: Path, device: str = "cpu") -> LearnedController:
             raise InputError(f"{path} holds no checkpoint; name a run folder of `esper train` or a checkpoint file")
         file = found
     agent, extra = load_checkpoint(file, device)
-    normalizer = extra.get("normalizer")
-    if normalizer is None:
-        raise InputError(f"{file} holds an agent without its normaliser, which is no controller")
-    return LearnedController(agent, restore_normalizer(normalizer, agent.state_dim))
+    with naming(file):
+        if agent.spec != esper_action_spec(agent.slot_config) or agent.state_dim != observation_width(
+            agent.slot_config
+        ):
+            raise InputError("it holds an agent for another world than growing networks")
+        if "normalizer" not in extra:
+            raise InputError("it holds an agent without its normaliser, which is no controller")
+        check_statistics(extra["normalizer"], (agent.state_dim,), "extra.normalizer")
+    return LearnedController(agent, restore_normalizer(extra["normalizer"], agent.state_dim))
 
 
 def restore_normalizer(state: dict[str, Any], width: int) -> RunningMeanStd:

@@ -59,6 +59,15 @@ def preset_names() -> tuple[str, ...]:
 
 def preset(name: str) -> TrainingConfig:
     """The config called `name`; tasks of a family, as `ucr:GunPoint`, have theirs by their own name."""
+    return TrainingConfig(**_settings(name))
+
+
+def preset_fields(name: str) -> tuple[str, ...]:
+    """The fields that a preset decides; all others have their defaults."""
+    return tuple(_settings(name))
+
+
+def _settings(name: str) -> dict[str, Any]:
     settings = dict(_PRESETS.get(name, {}))
     if "tasks" not in settings:
         try:
@@ -66,4 +75,4 @@ def preset(name: str) -> TrainingConfig:
         except InputError:
             raise unknown_name("preset", name, preset_names()) from None
         settings["tasks"] = (name,)
-    return TrainingConfig(**settings)
+    return settings

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from esper.leyline import HEAD_NAMES, EsperError, InputError, SlotConfig
+from esper.leyline import HEAD_NAMES, EsperError, InputError
 from esper.nissa import Hub
 from esper.nissa.events import CheckpointSaved, LessonCompleted, RoundCompleted, RunStarted
-from esper.simic.agent.checkpoint import load_checkpoint, pack_checkpoint
+from esper.simic.agent.checkpoint import pack_checkpoint
 from esper.simic.agent.cloning import Cloning, clone
 from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
@@ -22,8 +22,11 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_checks import FIRST_LESSON
 from esper.simic.training.controller import LearnedController, fresh_normalizer, restore_normalizer
 from esper.simic.training.instruments import Instruments
+from esper.simic.training.resuming import load_newest
 from esper.simic.training.rounds import RoundOutcome, collect_round
 from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.run_state import BASELINES, RunState
+from esper.simic.training.setup import agent_options, require_ready
 from esper.simic.training.world import GrowthWorld
 from esper.tamiyo import Controller, make_controller, run_episodes
 from esper.tolaria import find_task
@@ -31,7 +34,6 @@ from esper.tolaria import find_task
 FIRST_VALIDATION_SEED = 1_000_000
 """Validation episodes are seeded from here on, far from what people report on."""
 _LAST_LR_FACTOR = 0.1
-_BASELINES = ("never", "heuristic")
 _LOG = logging.getLogger(__name__)
 
 
@@ -81,23 +83,26 @@ class Trainer:
         watch: Callable[[RoundReport], None] = lambda _: None,
         announce: Callable[[str], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self._folder = folder
         self._instruments = Instruments(config, hub or Hub())
         self._watch, self._announce = watch, announce
         self._should_stop = should_stop
+        self._flush = flush
         self.round = 0
         self.history: list[dict[str, Any]] = []
         self.baselines: dict[str, dict[str, float]] = {}
         self._best = float("-inf")
         self._lessons = 0
-        if resume:
-            self._resume()
-        learner = self.agent if resume else config
+        self._phase = 0
+        self._resumed = resume and self._resume()
+        learner = self.agent if self._resumed else config
         check_learner(config.reward, learner.gamma, learner.horizon_is_terminal)
-        self.world = self._open_world(config.in_round(self.round))
-        if not resume:
+        self._phase = max(self._phase, config.phase_in(self.round))
+        self.world = self._open_world(config.in_phase(self._phase))
+        if not self._resumed:
             torch.manual_seed(config.seed)
             self.normalizer = fresh_normalizer(self.world.num_slots)
             self.agent = self._make_agent()
@@ -106,6 +111,8 @@ class Trainer:
     def run(self) -> TrainingSummary:
         """Train to the last round."""
         try:
+            if not self._resumed:
+                self._checkpoint()  # whenever the run is killed from here on, it can be resumed
             self._measure_baselines()
             self._take_lessons()
             while self.round < self.config.rounds:
@@ -123,8 +130,9 @@ class Trainer:
             return GrowthWorld(config, self._instruments.world_hub)
 
     def _enter_phase(self) -> None:
-        """Go on in another world if the curriculum says so."""
-        config = self.config.in_round(self.round)
+        """Go on in another world if the curriculum says so; a run that was given more rounds does not go back."""
+        self._phase = max(self._phase, self.config.phase_in(self.round))
+        config = self.config.in_phase(self._phase)
         if config != self._world_config:
             self.world.close()
             self.world = self._open_world(config)
@@ -170,7 +178,7 @@ class Trainer:
     def _measure_baselines(self) -> None:
         if not self.baselines:
             measured = {}
-            for name in _BASELINES:
+            for name in BASELINES:
                 self._announce(f"measuring {name} on the validation seeds")
                 measured[name] = self._mean_objectives(make_controller(name))
             self.baselines = measured
@@ -267,22 +275,24 @@ class Trainer:
         self._whole = (self.round, pack_checkpoint(self.agent, self._extra()))
 
     def _checkpoint(self) -> None:
-        """Save what was remembered last."""
+        """Save what was remembered last; what was told of it is written first, or a kill could lose it for good."""
         if self._folder is not None:
+            self._flush()
             self._folder.save(*self._whole, self.config.keep_checkpoints)
             self._instruments.tell(CheckpointSaved(round=self._whole[0]))
 
     def _extra(self) -> dict[str, Any]:
-        return {
-            "normalizer": self.normalizer.state_dict(),
-            "round": self.round,
-            "rng": torch.get_rng_state(),
-            "best": self._best,
-            "lessons": self._lessons,
-            "baselines": self.baselines,
-            "history": self.history,
-            "instruments": self._instruments.state_dict(),
-        }
+        return RunState(
+            normalizer=self.normalizer.state_dict(),
+            round=self.round,
+            phase=self._phase,
+            rng=torch.get_rng_state(),
+            best=self._best,
+            lessons=self._lessons,
+            baselines=self.baselines,
+            history=self.history,
+            instruments=self._instruments.state_dict(),
+        ).to_dict()
 
     def _check_interrupt(self) -> None:
         """Stop between two steps if asked to: the round under way is dropped and will be played again, the same."""
@@ -290,34 +300,26 @@ class Trainer:
             self._checkpoint()
             raise InterruptedRunError("stopped; everything up to the last whole round is saved")
 
-    def _resume(self) -> None:
-        newest = self._folder.newest() if self._folder is not None else None
-        if newest is None:
-            raise InputError(f"{self._folder.path if self._folder else 'this run'} holds no checkpoint to resume from")
-        self.agent, extra = load_checkpoint(newest, self.config.device)
-        have, wanted = self.agent.num_envs, self.config.envs * len(self.config.tasks)
-        if have != wanted:
-            raise InputError(f"the checkpoint is of {have} hosts; the config asks for {wanted}")
-        self.normalizer = restore_normalizer(extra["normalizer"], self.agent.state_dim)
-        self.round, self._best, self._lessons = extra["round"], extra["best"], extra["lessons"]
-        self.baselines, self.history = extra["baselines"], extra["history"]
-        self._instruments.load_state_dict(extra["instruments"])
-        torch.set_rng_state(extra["rng"])
+    def _resume(self) -> bool:
+        """Go on from the newest checkpoint; false if the run was killed before there was one, and so begins now."""
+        if self._folder is None:
+            raise InputError("resume needs the folder of the run")
+        found = load_newest(self._folder, self.config, require_ready(self.config))
+        if found is None:
+            self._announce("no checkpoint was written yet: beginning with the first round")
+            return False
+        self.agent, state = found
+        self.normalizer = restore_normalizer(state.normalizer, self.agent.state_dim)
+        self.round, self._best, self._lessons = state.round, state.best, state.lessons
+        self.baselines, self.history, self._phase = state.baselines, state.history, state.phase
+        self._instruments.load_state_dict(state.instruments)
+        torch.set_rng_state(state.rng)
+        return True
 
     def _make_agent(self) -> PPOAgent:
-        config = self.config
-        length = max(config.episode_length or find_task(task).episode_length for task in config.tasks)
-        steps = config.entropy_decay * config.rounds * self.world.num_envs * length
-        agent = PPOAgent(
-            state_dim=self.normalizer.mean.numel(),
-            slot_config=SlotConfig.of_size(self.world.num_slots),
-            num_envs=self.world.num_envs,
-            max_steps=length,
-            total_steps_for_decay=max(1, int(steps)),
-            **config.to_ppo_kwargs(),
-        )
+        agent = PPOAgent(**agent_options(self.config, self.world.num_slots))
         with torch.no_grad():
-            last_layer(agent._base_network.policy_head("op")).bias.add_(torch.tensor(config.op_bias))
+            last_layer(agent._base_network.policy_head("op")).bias.add_(torch.tensor(self.config.op_bias))
         return agent
 
     def _set_learning_rate(self) -> None:

@@ -13,6 +13,7 @@ from esper.kasmina import ActionMasks
 from esper.leyline import HEAD_NAMES, InputError, Severity, Stage, objective
 from esper.nissa import Hub, MemorySink
 from esper.simic.control import Masks
+from esper.simic.telemetry import TelemetryConfig
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_checks import FIRST_LESSON
 from esper.simic.training.recipe import EnvRecipe
@@ -272,8 +273,8 @@ class _Relay:
         self._hub = hub
         self._first = first
         self._told = MemorySink()
-        least = Severity.DEBUG if config.telemetry == "debug" else Severity.INFO
-        self.source = Hub([self._told] if hub.listening else [], least)
+        least = TelemetryConfig(config.telemetry).host_events
+        self.source = Hub([self._told] if hub.listening else [], Severity.WARNING if least is None else least)
         """What the task's hosts tell."""
         self.round = 0
         self.muted = False

@@ -1,0 +1,241 @@
+"""Whether the state in a checkpoint is one that an agent can be built from: every key, type, shape and number.
+
+Shapes are compared with those of a network that is made from the stored options on the meta device, which allocates
+nothing. Sizes in the options are first held against the number of weights in the file, so that no option can ask for
+more memory than the file has.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from esper.leyline import HEAD_NAMES, RECURRENT_EPOCHS_CAP, InputError, SlotConfig
+from esper.leyline.checks import has_type
+from esper.nissa.state_checks import (
+    checked_keys,
+    checked_list,
+    checked_number,
+    checked_tensor,
+    checked_whole,
+    shown,
+)
+from esper.simic.agent.network import FactoredRecurrentActorCritic
+from esper.simic.agent.optimizer import build_optimizer
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout_buffer import LARGEST_ROUND, TamiyoRolloutBuffer
+from esper.simic.agent.sequences import SequenceBatch
+from esper.simic.control.action_spec import ActionSpec, esper_action_spec
+from esper.simic.control.normalization import check_statistics
+
+_NOT_PLAIN = frozenset({"slot_config", "action_spec", "network", "device", "telemetry_config", "state_dim"})
+OPTION_NAMES = tuple(spec.name for spec in fields(PPOAgent) if spec.init and spec.name not in _NOT_PLAIN)
+"""Fields of the agent that are stored as plain data; the others are stored apart, or not at all."""
+DEFAULT_OPTIONS = {
+    spec.name: spec.default if spec.default_factory is MISSING else spec.default_factory()
+    for spec in fields(PPOAgent)
+    if spec.name in OPTION_NAMES
+}
+"""What these fields hold where nobody says otherwise."""
+STATE_KEYS = (
+    "format", "version", "state_dim", "slot_config", "action_spec", "config", "network_options", "network_state_dict",
+    "optimizer_state_dict", "return_scale", "value_memory", "counters", "extra",
+)  # fmt: skip
+_NETWORK_OPTIONS = {
+    "feature_dim": int,
+    "feature_layers": int,
+    "input_norm": bool,
+    "head_dim": int | None,
+    "policy_gain": float,
+}
+_KERNEL_FLAGS = ("foreach", "fused", "capturable")
+"""Options of an optimiser that depend on the device; they are not taken from the file."""
+
+
+def check_agent_state(state: Mapping[str, Any]) -> None:
+    """Refuse a state that is not a whole agent, and name the place that is wrong."""
+    checked_keys(state, STATE_KEYS, "the checkpoint")
+    if not isinstance(state["extra"], dict):
+        raise InputError(f"extra must be a dictionary; got {shown(state['extra'])}")
+    spec, slots = ActionSpec.from_dict(state["action_spec"]), SlotConfig.from_dict(state["slot_config"])
+    if spec.names == HEAD_NAMES and spec != esper_action_spec(slots):
+        raise InputError(f"action_spec does not fit the {slots.num_slots} slots of slot_config")
+    _check_options(state["config"], spec)
+    _check_network_options(state["network_options"])
+    network = _reference_network(state, spec)
+    _check_round_size(state, spec)
+    _check_weights(state["network_state_dict"], network)
+    _check_optimizer(state["optimizer_state_dict"], network, state["config"])
+    check_statistics(state["return_scale"], (), "return_scale")
+    _check_value_memory(state["value_memory"], state, spec)
+    counters = checked_keys(state["counters"], ("total_steps", "updates"), "counters")
+    for name, count in counters.items():
+        checked_whole(count, f"counters.{name}")
+
+
+def _check_options(options: object, spec: ActionSpec) -> None:
+    """Types as `PPOAgent` annotates them; no number is negative, and a dictionary names heads."""
+    hints = get_type_hints(PPOAgent)
+    for name, value in checked_keys(options, OPTION_NAMES, "config").items():
+        place = f"config.{name}"
+        if not has_type(value, hints[name]):
+            raise InputError(f"{place} cannot be {shown(value)}")
+        for head, number in value.items() if isinstance(value, Mapping) else ((None, value),):
+            if head is not None:
+                spec.head(head)
+            if isinstance(number, float):
+                checked_number(number, place, 0)
+            elif isinstance(number, int) and not isinstance(number, bool):
+                checked_whole(number, place)
+    assert isinstance(options, Mapping)
+    for name, most in (
+        ("num_envs", LARGEST_ROUND),
+        ("max_steps", LARGEST_ROUND),
+        ("recurrent_n_epochs", RECURRENT_EPOCHS_CAP),
+        ("num_minibatches", options["num_envs"]),
+    ):
+        checked_whole(options[name], f"config.{name}", 1, most)
+
+
+def _check_network_options(options: object) -> None:
+    for name, value in checked_keys(options, tuple(_NETWORK_OPTIONS), "network_options").items():
+        if not has_type(value, _NETWORK_OPTIONS[name]):
+            raise InputError(f"network_options.{name} cannot be {shown(value)}")
+    assert isinstance(options, Mapping)
+    checked_number(options["policy_gain"], "network_options.policy_gain", 0)
+
+
+def _reference_network(state: Mapping[str, Any], spec: ActionSpec) -> FactoredRecurrentActorCritic:
+    """A network of the stored sizes without memory for its weights."""
+    weights = state["network_state_dict"]
+    if not isinstance(weights, Mapping) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
+        raise InputError("network_state_dict must hold tensors by name")
+    config, options = state["config"], state["network_options"]
+    stored = sum(tensor.numel() for tensor in weights.values())
+    for place, size, most in (
+        ("state_dim", state["state_dim"], stored),
+        ("config.lstm_hidden_dim", config["lstm_hidden_dim"], stored),
+        ("config.lstm_layers", config["lstm_layers"], len(weights)),
+        ("network_options.feature_dim", options["feature_dim"], stored),
+        ("network_options.head_dim", 1 if options["head_dim"] is None else options["head_dim"], stored),
+        *((f"action_spec.{head.name}", head.size, stored) for head in spec.heads),
+    ):
+        checked_whole(size, place, 1, most)
+    with torch.device("meta"):
+        return FactoredRecurrentActorCritic(
+            spec,
+            state["state_dim"],
+            lstm_hidden_dim=config["lstm_hidden_dim"],
+            lstm_layers=config["lstm_layers"],
+            **options,
+        )
+
+
+def _check_round_size(state: Mapping[str, Any], spec: ActionSpec) -> None:
+    """Whether the buffer of a round would be made; on the meta device it takes no memory."""
+    names = ("num_envs", "max_steps", "lstm_hidden_dim", "lstm_layers", "hidden_storage")
+    options = {name: state["config"][name] for name in names}
+    TamiyoRolloutBuffer(state_dim=state["state_dim"], action_spec=spec, device="meta", **options)
+
+
+def _check_weights(weights: object, network: FactoredRecurrentActorCritic) -> None:
+    expected = network.state_dict()
+    for name, tensor in checked_keys(weights, tuple(expected), "network_state_dict").items():
+        like = expected[name]
+        checked_tensor(tensor, f"network_state_dict.{name}", like.shape, like.dtype)
+
+
+def _check_optimizer(state: object, network: FactoredRecurrentActorCritic, config: Mapping[str, Any]) -> None:
+    """Groups as the options give them, and moments of the shapes of the parameters; none before the first step."""
+    optimizer = build_optimizer(network, config["lr"], config["weight_decay"], config["head_lr_scale"])
+    expected = optimizer.state_dict()["param_groups"]
+    parts = checked_keys(state, ("state", "param_groups"), "optimizer_state_dict")
+    groups = checked_list(parts["param_groups"], "optimizer_state_dict.param_groups", len(expected))
+    for index, (group, like) in enumerate(zip(groups, expected, strict=True)):
+        _check_group(group, like, f"optimizer_state_dict.param_groups.{index}")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments, place = parts["state"], "optimizer_state_dict.state"
+    if not isinstance(moments, Mapping):
+        raise InputError(f"{place} must hold moments by the number of their parameter; got {shown(moments)}")
+    if len(moments) not in (0, len(parameters)):
+        raise InputError(
+            f"{place} must hold moments of all {len(parameters)} parameters or of none; got {len(moments)}"
+        )
+    for number, of_one in moments.items():
+        where = f"{place}.{checked_whole(number, f'a key of {place}', 0, len(parameters) - 1)}"
+        kept = checked_keys(of_one, ("step", "exp_avg", "exp_avg_sq"), where)
+        parameter = parameters[number]
+        if bool((checked_tensor(kept["step"], f"{where}.step", (), torch.float32) < 0).any()):
+            raise InputError(f"{where}.step must be 0 or more")
+        for name in ("exp_avg", "exp_avg_sq"):
+            checked_tensor(kept[name], f"{where}.{name}", parameter.shape, parameter.dtype)
+        if bool((kept["exp_avg_sq"] < 0).any()):
+            raise InputError(f"{where}.exp_avg_sq must be 0 or more")
+
+
+def _check_group(group: object, expected: Mapping[str, Any], place: str) -> None:
+    for name, value in checked_keys(group, tuple(expected), place).items():
+        like = expected[name]
+        if name == "lr":
+            checked_number(value, f"{place}.lr", 0)
+        elif name in _KERNEL_FLAGS:
+            if value is not None and not isinstance(value, bool):
+                raise InputError(f"{place}.{name} must be true, false or none; got {shown(value)}")
+        elif not _same(value, like):
+            raise InputError(f"{place}.{name} must be {like}, as the options say; got {shown(value)}")
+
+
+def _same(value: object, like: object) -> bool:
+    """Equal, and of the same types; tensors, which do not compare to one truth value, are never expected here."""
+    if isinstance(value, list | tuple) and isinstance(like, list | tuple):
+        return len(value) == len(like) and all(map(_same, value, like))
+    return type(value) is type(like) and value == like
+
+
+def _check_value_memory(rounds: object, state: Mapping[str, Any], spec: ActionSpec) -> None:
+    """Rounds that values are fitted to again; each has numbers of sequences and steps of its own."""
+    config = state["config"]
+    stored = checked_list(rounds, "value_memory")
+    if len(stored) > config["value_memory"]:
+        raise InputError(
+            f"value_memory holds {len(stored)} rounds; config.value_memory allows {config['value_memory']}"
+        )
+    for index, batch in enumerate(stored):
+        place = f"value_memory.{index}"
+        parts = checked_keys(batch, [spec.name for spec in fields(SequenceBatch)], place)
+        if not isinstance(parts["masks"], dict) or parts["masks"]:
+            raise InputError(f"{place}.masks must be empty; got {shown(parts['masks'])}")
+        valid = checked_tensor(parts["valid"], f"{place}.valid", None, torch.bool)
+        if valid.dim() != 2 or not math.prod(valid.shape):
+            raise InputError(f"{place}.valid must have sequences and steps; its shape is {list(valid.shape)}")
+        _check_sequences(parts, (valid.shape[0], valid.shape[1]), state, spec, place)
+
+
+def _check_sequences(
+    parts: Mapping[str, Any], grid: tuple[int, int], state: Mapping[str, Any], spec: ActionSpec, place: str
+) -> None:
+    heads, count = len(spec.heads), grid[0]
+    hidden = (state["config"]["lstm_layers"], count, state["config"]["lstm_hidden_dim"])
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "obs": ((*grid, state["state_dim"]), torch.float32),
+        "actions": ((*grid, heads), torch.int64),
+        "old_log_probs": ((*grid, heads), torch.float32),
+        "advantages": (grid, torch.float32),
+        "returns": (grid, torch.float32),
+        "active": ((*grid, heads), torch.bool),
+        "selected": ((*grid, heads, spec.width), torch.bool),
+        "lengths": ((count,), torch.int64),
+    }
+    for name, (shape, dtype) in shapes.items():
+        # A reward that was not finite may be remembered with its round: that is the update's to deal with.
+        checked_tensor(parts[name], f"{place}.{name}", shape, dtype, finite=name == "obs")
+    if not isinstance(parts["hidden"], tuple) or len(parts["hidden"]) != 2:
+        raise InputError(f"{place}.hidden must be a pair of tensors; got {shown(parts['hidden'])}")
+    for part in parts["hidden"]:
+        checked_tensor(part, f"{place}.hidden", hidden, torch.float32)
+    lengths = parts["lengths"]
+    if int(lengths.min()) < 1 or int(lengths.max()) > grid[1]:
+        raise InputError(f"{place}.lengths must be from 1 to {grid[1]}")

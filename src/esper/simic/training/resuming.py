@@ -1,0 +1,103 @@
+"""Going on with a run: what of its config may change, and the newest checkpoint that can be read."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from esper.leyline import DamagedFileError, InputError
+from esper.nissa.state_checks import shown
+from esper.simic.agent.checkpoint import build_agent, naming, read_checkpoint
+from esper.simic.agent.checkpoint_checks import DEFAULT_OPTIONS
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.control.action_spec import esper_action_spec
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.run_state import RunState
+from esper.simic.training.setup import agent_options
+
+_LOG = logging.getLogger(__name__)
+CHANGEABLE = ("rounds", "workers", "device", "host_devices", "telemetry")
+"""Fields that a resumed run may have otherwise: how long it goes on, where it computes, and what it records."""
+_APART = ("device", "state_dim", "slot_config", "total_steps_for_decay")
+"""Options of an agent that are not compared with the others: chosen anew, stored apart, or a matter of the rounds."""
+
+_NO_OTHER = "copy a whole one there, or begin another run in another folder with --out"
+
+
+def resumed_config(stored: TrainingConfig, given: TrainingConfig) -> TrainingConfig:
+    """The config that a run goes on with: as `given`, if that changes nothing but what may change."""
+    if given.executor == "auto":
+        given = replace(given, executor=stored.executor)
+    before, after = _flat(stored.to_dict()), _flat(given.to_dict())
+    names = [name for name in after | before if before.get(name) != after.get(name)]
+    fixed = [name for name in names if name not in CHANGEABLE]
+    if fixed:
+        differences = ", ".join(f"{name} (stored {before.get(name)!r}, given {after.get(name)!r})" for name in fixed)
+        raise InputError(
+            f"a resumed run may change {', '.join(CHANGEABLE)} and nothing else; these differ: {differences}: "
+            "leave them out, or begin another run in another folder with --out"
+        )
+    if given.rounds < stored.rounds:
+        raise InputError(
+            f"rounds is {stored.rounds} in the stored run and can only become more; got {given.rounds}: leave it out"
+        )
+    return given
+
+
+def load_newest(folder: RunFolder, config: TrainingConfig, num_slots: int) -> tuple[PPOAgent, RunState] | None:
+    """Agent and state of the newest checkpoint that can be read; None if the run was killed before its first one.
+
+    A checkpoint that cannot be read is warned of, and the one before it is tried.
+    """
+    paths = folder.newest_first()
+    if not paths and folder.begun:
+        raise InputError(
+            f"{folder.path} holds no checkpoint, although its run had begun; put its folder checkpoints/ back, "
+            "or begin another run in another folder with --out"
+        )
+    for path in paths[:-1]:
+        try:
+            return _load(path, config, num_slots, "the one before it is taken instead")
+        except InputError as error:
+            _LOG.warning("%s", error)
+    if not paths:
+        return None
+    try:
+        return _load(paths[-1], config, num_slots, _NO_OTHER)
+    except DamagedFileError as error:
+        others = "" if len(paths) == 1 else f"none of the {len(paths)} checkpoints can be used; the last: "
+        raise DamagedFileError(f"{others}{error}") from None
+
+
+def _load(path: Path, config: TrainingConfig, num_slots: int, remedy: str) -> tuple[PPOAgent, RunState]:
+    """Everything is checked against the config before anything is built."""
+    state = read_checkpoint(path, remedy)
+    options = agent_options(config, num_slots)
+    with naming(path, remedy):
+        _check_options(state, options)
+        run = RunState.of(state.pop("extra"), config, state["state_dim"])
+    agent = build_agent(state, config.device)
+    agent.total_steps_for_decay = options["total_steps_for_decay"]
+    return agent, run
+
+
+def _check_options(state: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Whether the agent in a checkpoint is the one that the config makes."""
+    wanted_options = {name: value for name, value in {**DEFAULT_OPTIONS, **options}.items() if name not in _APART}
+    expected = {f"config.{name}": (state["config"][name], value) for name, value in wanted_options.items()}
+    expected["state_dim"] = (state["state_dim"], options["state_dim"])
+    expected["slot_config"] = (state["slot_config"], options["slot_config"].to_dict())
+    expected["action_spec"] = (state["action_spec"], esper_action_spec(options["slot_config"]).to_dict())
+    for place, (stored, wanted) in expected.items():
+        if stored != wanted:
+            raise InputError(f"{place} is {shown(stored)}, but the config of the run asks for {shown(wanted)}")
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Fields by name; those of a group, as the reward, by a name with a dot."""
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat

@@ -1,0 +1,89 @@
+"""`esper train` as people type it: what a resumed run may be given, and what is printed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from esper.cli import main
+from esper.simic.training import RunFolder
+from tests.worlds import TINY
+
+Command = Callable[..., tuple[int, str]]
+SIZES = ("--task", TINY, "--envs", "2", "--episode-length", "3", "--rounds", "1")
+SETTINGS = ("--set", "executor=loop", "validation_episodes=1", "lstm_hidden_dim=16", "teacher=null")
+
+
+@pytest.fixture
+def train(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `esper train`; gives its exit code and what it wrote to stderr."""
+
+    def run(*arguments: str | Path) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(["train", *map(str, arguments)])
+        return int(stop.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+def test_a_resumed_run_takes_more_rounds_and_says_where_it_goes_on(train: Command, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train("--out", out, *SIZES, *SETTINGS)[0] == 0
+    before = out / "config.json"
+    code, told = train("--out", out, "--resume", "--rounds", "2", "--workers", "1", "--telemetry", "minimal")
+    assert code == 0
+    assert "2 rounds of 2 episodes; seed 0; going on after round 1" in told
+    assert "round 2/2" in told
+    assert json.loads(before.read_text())["telemetry"] == "minimal"
+    code, told = train("--out", out, "--resume")
+    assert code == 0
+    assert "all rounds are played" in told
+
+
+def test_a_command_repeated_with_resume_goes_on(train: Command, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"tasks": [TINY], "reward": {"gamma": 1.0, "scale": 5.0}}))
+    given = ("--out", tmp_path / "run", "--config", config, *SIZES[2:], *SETTINGS, "reward.holding_cost=0.1")
+    assert train(*given)[0] == 0
+    stored = RunFolder(tmp_path / "run").stored_config()
+    assert train(*given, "--resume")[0] == 0
+    assert RunFolder(tmp_path / "run").stored_config() == stored
+
+
+def test_options_that_cannot_change_are_refused_in_one_line(train: Command, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train("--out", out, *SIZES, *SETTINGS)[0] == 0
+    stored = RunFolder(out).config.read_bytes()
+    for options, message in (
+        (("--seed", "4"), "seed (stored 0, given 4)"),
+        (("--task", "digits"), f"tasks (stored ['{TINY}'], given ['digits'])"),
+        (("--set", "lr=0.5", "reward.scale=1"), "reward.scale (stored 10.0, given 1), lr (stored 0.002, given 0.5)"),
+        (("--preset", TINY, "--envs", "3"), "envs (stored 2, given 3)"),
+        (("--preset", "mnist1d"), "tasks (stored"),
+    ):
+        code, told = train("--out", out, "--resume", *options)
+        assert code == 2
+        assert message in told
+        assert "leave them out" in told
+        assert told.count("\n") == 1
+    assert RunFolder(out).config.read_bytes() == stored
+
+
+def test_a_refused_run_leaves_nothing_behind(train: Command, tmp_path: Path) -> None:
+    for options in (("--device", "warp"), ("--sink", "pigeon")):
+        code, told = train("--out", tmp_path / "run", *SIZES, *options, *SETTINGS)
+        assert (code, told.count("\n")) == (2, 1)
+        assert not (tmp_path / "run").exists()
+
+
+def test_without_twins_nothing_is_said_about_them(train: Command, tmp_path: Path) -> None:
+    code, told = train("--out", tmp_path / "run", *SIZES, *SETTINGS, "twins=false")
+    assert code == 0
+    assert "nan" not in told
+    assert "on its twins" not in told
+
+
+def test_a_short_run_is_profiled_in_its_last_round(train: Command, tmp_path: Path) -> None:
+    assert train("--out", tmp_path / "run", *SIZES, "--profile", tmp_path / "traces", *SETTINGS)[0] == 0
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["round-000001.json"]
