@@ -6,12 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 
 PARTIAL_SUFFIX = ".part"
+_SHOWN = 40
+"""Characters of a file's name that its temporary file repeats, so that no file system finds that name too long."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to a temporary file beside `path`, then put it in place. Raises `OSError` as `open` does."""
     # mkstemp makes a new file under a name that nobody can have planted a link at.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL_SUFFIX)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:_SHOWN]}.", suffix=PARTIAL_SUFFIX)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from esper.leyline import InputError
 
 _INFINITY = math.inf
+_WHOLE_NUMBER_END = 2**63
 RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("envs", 1, _INFINITY, True, False),
     ("rounds", 1, _INFINITY, True, False),
@@ -63,7 +64,8 @@ def _validate_range(
     """Refuse a value outside the interval, NaN and infinities included, naming the field and the interval."""
     above = value >= low if low_inclusive else value > low
     below = value <= high if high_inclusive else value < high
-    if not (math.isfinite(value) and above and below):
+    # Compared with infinity, because isfinite cannot take whole numbers beyond what a float can hold.
+    if not (-math.inf < value < math.inf and above and below):
         interval = f"{'[' if low_inclusive else '('}{low:g}, {high:g}{']' if high_inclusive else ')'}"
         raise InputError(f"{name} must be in {interval}; got {value}")
 
@@ -73,6 +75,8 @@ def check_ranges(config: Any) -> None:
     for name, low, high, low_in, high_in in RANGES:
         value = getattr(config, name)
         for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and abs(number) >= _WHOLE_NUMBER_END:
+                raise InputError(f"{name} must fit into 64 bits; got {number}")
             if number is not None:
                 _validate_range(number, name, low, high, low_inclusive=low_in, high_inclusive=high_in)
 
