@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.output import check_writable, write_json
-from esper.leyline import InputError
+from esper.cli.output import check_writable, make_console, write_json
+from esper.leyline import InputError, parse_json
 
 if TYPE_CHECKING:
     from esper.simic.training import RoundReport, TrainingConfig
+
+_JSON_STARTS = tuple('[{"-0123456789')
+_JSON_WORDS = ("true", "false", "null", "NaN", "Infinity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,6 @@ class Train:
     def run(self) -> bool:
         """Train, with progress."""
         import torch
-        from rich.console import Console
 
         import esper
         from esper.simic.training import InterruptedRunError, RunFolder
@@ -62,7 +64,7 @@ class Train:
         check_writable(self.json)
         config = RunFolder(self.out).stored_config() if self.resume else self._config()
         torch.set_num_threads(1)
-        console = Console(stderr=True)
+        console = make_console(stderr=True)
         console.print(f"{'Resuming' if self.resume else 'Training'} in {self.out}: {describe(config)}", highlight=False)
         with _stop_flag() as stopped:
             try:
@@ -102,18 +104,14 @@ class Train:
 
 
 def _parse(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """Values are JSON, or else text."""
-    import json
-
+    """Values are JSON where they look like it, or else text."""
     parsed: dict[str, Any] = {}
     for text in assignments:
         name, sign, value = text.partition("=")
         if not sign:
             raise InputError(f"--set takes name=value; got {text!r}")
-        try:
-            parsed[name] = json.loads(value)
-        except ValueError:
-            parsed[name] = value
+        is_json = value.startswith(_JSON_STARTS) or value in _JSON_WORDS
+        parsed[name] = parse_json(value, f"--set {name}") if is_json else value
     return parsed
 
 
