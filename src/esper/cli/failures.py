@@ -3,10 +3,12 @@
 import io
 import os
 import select
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from esper.leyline import EsperError, InputError, printable
 
@@ -22,7 +24,8 @@ def exit_code_of(work: Callable[[], bool], *, debug: bool) -> int:
     `debug` shows the traceback too. When whoever read the output has gone, as `head` does, nothing is said.
     """
     _prepare_streams()
-    code = _attempt(work, debug) or _attempt(_flush, debug)
+    with _ending_in_order():
+        code = _attempt(work, debug) or _attempt(_flush, debug)
     try:
         _flush()
     except OSError:
@@ -63,6 +66,23 @@ def _explain(error: Exception) -> str:
 def _shortened(text: str) -> str:
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Inside, SIGTERM unwinds the stack like an exception, so that temporary files and child processes go too."""
+
+    def end(number: int, frame: object) -> None:  # noqa: ARG001
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _prepare_streams() -> None:
