@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from esper.cli import main
-from esper.tolaria import find_task
+from esper.tolaria import OptimizerSettings, find_task
+from esper.tolaria.tasks import registry
+from tests.worlds import tiny_task
 
 
 def run(*arguments: str) -> int:
@@ -97,6 +99,13 @@ def test_training_and_evaluating_from_the_command_line(tmp_path: Path, capsys: p
         (["evaluate", "--controller", "nobody"], "unknown controller 'nobody'"),
         (["evaluate", "--task", "mnist9d"], "unknown task 'mnist9d'"),
         (["evaluate", "--episodes", "0"], "--episodes must be 1 or more"),
+        (["evaluate", "--task"], "--task must name at least one task"),
+        (["evaluate", "--executor", "fast"], "unknown executor 'fast'"),
+        (["evaluate", "--picture", "p.foo"], "p.foo is no name for a picture; it must end in one of: .png, .svg"),
+        (["evaluate", "--picture", "p"], "p is no name for a picture"),
+        (["evaluate", "--picture", "p.png", "--json", "p.png"], "p.png is named for two results"),
+        (["evaluate", "--picture", "nowhere/p.png"], "nowhere/p.png cannot be written"),
+        (["grow", "--out", "/"], "--out must name a file"),
         (["grow", "--budget-params", "-1"], "--budget-params must be 0 or more"),
         (["grow", "--out", "grown.json"], "must not end in .json"),
         (["grow", "--controller", "nobody"], "unknown controller 'nobody'"),
@@ -114,4 +123,33 @@ def test_bad_input_is_one_line_and_writes_nothing(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "content", ["", '{"history": [{"rou', "[]", '{"history": [{"round": 1}]}', '{"history": 5}', "\x00"]
+)
+def test_a_damaged_summary_is_found_before_any_episode(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text(content)
+    picture = ["--picture", str(tmp_path / "p.png")]
+    assert run("evaluate", "--controller", str(tmp_path / "run"), *picture) == 2
+    said = capsys.readouterr().err
+    assert "summary.json" in said
+    assert "resume the run" in said
+    assert said.count("\n") == 1
+
+
+def test_growing_that_the_governor_gives_up_saves_nothing_and_exits_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hopeless = tiny_task(name="hopeless", optimizer=OptimizerSettings("sgd", lr=1e30))
+    monkeypatch.setitem(registry._REGISTRY, "hopeless", hopeless)
+    monkeypatch.chdir(tmp_path)
+    assert run("grow", "--task", "hopeless", "--controller", "never", "--out", "g.pt2") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("esper: training on hopeless failed 3 times and was given up at epoch 3 of 25 (last: ")
+    assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())

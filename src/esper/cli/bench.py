@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from esper.cli.output import check_seed, check_writable, write_json
+from esper.cli.output import check_count, check_seed, check_writable, make_console, write_json
 from esper.cli.speed_tables import print_speed
 from esper.leyline import InputError
 
@@ -41,8 +41,9 @@ class Growth:
         from esper.tolaria import find_task
 
         check_writable(self.json)
-        _check_at_least(1, "--seeds", self.seeds)
+        check_count("--seeds", self.seeds)
         check_seed(self.seed)
+        check_seed(self.seed + self.seeds)
         _check_not_empty("--tasks", self.tasks)
         _check_not_empty("--controllers", self.controllers)
         for name in self.controllers:
@@ -77,7 +78,6 @@ class Oracle:
     def run(self) -> bool:
         """Search, and print the best schedules and what the first is worth on fresh seeds."""
         from rich import box
-        from rich.console import Console
         from rich.table import Table
 
         from esper.api import Row, search_schedules
@@ -85,8 +85,8 @@ class Oracle:
         from esper.tolaria import find_task
 
         check_writable(self.json)
-        _check_at_least(1, "--candidates", self.candidates)
-        _check_at_least(1, "--report-seeds", self.report_seeds)
+        check_count("--candidates", self.candidates)
+        check_count("--report-seeds", self.report_seeds)
         check_seed(self.seed)
         _check_not_empty("--tasks", self.tasks)
         tasks = [find_task(name) for name in self.tasks]
@@ -96,7 +96,7 @@ class Oracle:
         for candidate in found[:5]:
             shown = " ".join(str(planting) for planting in candidate.plantings) or "nothing"
             table.add_row(shown, f"{100 * candidate.objective:.1f}", str(candidate.episodes))
-        Console().print(table)
+        make_console().print(table)
         best = Schedule(found[0].plantings)
         rows = {}
         for task in tasks:
@@ -105,11 +105,6 @@ class Oracle:
         report = {name: _row_numbers(row) for name, row in rows.items()}
         write_json(self.json, {"schedule": [str(planting) for planting in best.plantings], "test": report})
         return True
-
-
-def _check_at_least(least: int, option: str, value: int) -> None:
-    if value < least:
-        raise InputError(f"{option} must be {least} or more; got {value}")
 
 
 def _check_not_empty(option: str, values: tuple[str, ...]) -> None:
@@ -121,18 +116,17 @@ def _check_not_empty(option: str, values: tuple[str, ...]) -> None:
 def _progress() -> "Iterator[Progress]":
     """A progress line with time left on the error stream; the table alone goes to the output."""
     import torch
-    from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress as Bar
 
     torch.set_num_threads(1)
-    with Bar(console=Console(stderr=True), transient=True) as bar:
+    with Bar(console=make_console(stderr=True), transient=True) as bar:
         line = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(line, description=what, completed=done, total=total)
+        yield lambda what, done, total: bar.update(line, description=escape(what), completed=done, total=total)
 
 
 def _print_rows(title: str, rows: "list[Row]") -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("", "test accuracy, %", "objective", "parameters", "gain over the first", title=title, box=box.SIMPLE)
@@ -145,7 +139,7 @@ def _print_rows(title: str, rows: "list[Row]") -> None:
             f"{row.parameters.mean:,.0f}",
             "" if row is rows[0] else gain.show(),
         )
-    Console().print(table)
+    make_console().print(table)
 
 
 def _row_numbers(row: "Row") -> dict[str, object]:
@@ -177,8 +171,8 @@ class Speed:
         from esper.simic.bench import LSTM_SIZES, bench_ppo_update
 
         check_writable(self.json)
-        _check_at_least(1, "--repeats", self.repeats)
-        _check_at_least(1, "--batch-size", self.batch_size)
+        check_count("--repeats", self.repeats)
+        check_count("--batch-size", self.batch_size)
         settings = replace(QUICK if self.quick else DEFAULT, batch_size=self.batch_size)
         if not self.quick:
             settings = replace(settings, repeats=self.repeats)

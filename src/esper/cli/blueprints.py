@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from esper.cli.output import check_writable, write_json
-from esper.leyline import InputError
+from esper.cli.output import check_count, check_writable, make_console, write_json
+
+_WIDEST = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,10 @@ class Blueprints:
 
     def run(self) -> bool:
         """Print the table."""
-        for name in ("width", "positions"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name} must be 1 or more; got {getattr(self, name)}")
+        check_count("--width", self.width, most=_WIDEST)
+        check_count("--positions", self.positions, most=_WIDEST)
         check_writable(self.json)
         from rich import box
-        from rich.console import Console
         from rich.table import Table
 
         rows = self._rows()
@@ -40,7 +39,7 @@ class Blueprints:
         for row in rows:
             price = [f"{row[key]:,}" if row["fits"] else "does not fit" for key in ("params", "flops")]
             table.add_row(*(str(row[key]) for key in ("family", "id", "name", "summary")), *price)
-        Console().print(table)
+        make_console().print(table)
         write_json(self.json, {"width": self.width, "positions": self.positions, "blueprints": rows})
         return True
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from esper.cli.output import check_writable, write_json
+from esper.cli.output import check_writable, make_console, say, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Get:
 
     def run(self) -> bool:
         """Get what is not here yet, and say where it is."""
-        from rich.console import Console
+        from rich.text import Text
 
         from esper.leyline import InputError
         from esper.tolaria.fetch import fetch, is_published
@@ -27,14 +27,11 @@ class Get:
         if not self.names:
             raise InputError(f"name at least one data set: {', '.join(SETS)}")
         sets = [find_set(name) for name in self.names]
-        console = Console()
         for dataset in sets:
-            with console.status(f"Looking at {dataset.path()} ...") as status:
+            with make_console().status(Text(f"Looking at {dataset.path()} ...")) as status:
                 if not is_published(dataset):
-                    fetch(dataset, status.update)
-            console.print(
-                f"{dataset.name}: in {dataset.path()}, checksums as published", highlight=False, soft_wrap=True
-            )
+                    fetch(dataset, lambda what: status.update(Text(what)))
+            say(f"{dataset.name}: in {dataset.path()}, checksums as published")
         return True
 
 
@@ -48,8 +45,6 @@ class List:
     def run(self) -> bool:
         """Print the table."""
         from rich import box
-        from rich.console import Console
-        from rich.markup import escape
         from rich.table import Column, Table
 
         from esper.tolaria import find_task, task_names
@@ -59,11 +54,9 @@ class List:
         tasks = [task for task in map(find_task, task_names()) if task.needs_files]
         table = Table(Column("task", no_wrap=True), "what it is", "data", box=box.SIMPLE)
         for task in tasks:
-            table.add_row(escape(task.name), escape(task.summary), escape(task.data()))
-        Console().print(table)
-        Console().print(
-            f"Looked for in {data_folder()}; set ESPER_DATA to look elsewhere.", highlight=False, soft_wrap=True
-        )
+            table.add_row(task.name, task.summary, task.data())
+        make_console().print(table)
+        say(f"Looked for in {data_folder()}; set ESPER_DATA to look elsewhere.")
         write_json(self.json, {"folder": str(data_folder()), "sets": {task.name: task.data() for task in tasks}})
         return True
 

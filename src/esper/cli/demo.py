@@ -4,8 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.cli.output import check_seed, check_writable, write_json
-from esper.leyline import InputError
+from esper.cli.output import check_count, check_seed, check_writable, make_console, make_folder, say, write_json
 
 if TYPE_CHECKING:
     from esper.leyline import TelemetryEvent
@@ -35,26 +34,21 @@ class Demo:
 
     def run(self) -> bool:
         """Grow, and show what came of it."""
-        from rich.console import Console
-
         from esper.karn import draw_growth
         from esper.tamiyo import Never, make_controller
         from esper.tolaria import EpisodeSettings, find_task
 
-        check_writable(self.json)
         check_seed(self.seed)
-        if self.epochs is not None and self.epochs < 1:
-            raise InputError(f"--epochs must be 1 or more; got {self.epochs}")
+        if self.epochs is not None:
+            check_count("--epochs", self.epochs)
         task, settings = find_task(self.task), EpisodeSettings(length=self.epochs)
         controllers = {f"grown by {self.controller}": make_controller(self.controller), _ALONE: Never()}
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--out {self.out}: {error.strerror}; name a folder that can be written") from None
-        for name in ("growth.png", "summary.json", *(f"{run}.jsonl" for run in _LOGS)):
-            check_writable(self.out / name)
+        check_writable(self.json)
+        make_folder("--out", self.out)
+        names = ("growth.png", "summary.json", *(f"{run}.jsonl" for run in _LOGS))
+        check_writable(self.json, *(self.out / name for name in names))
 
-        with Console().status(f"Preparing the data of {task.name} ..."):
+        with make_console().status(f"Preparing the data of {task.name} ..."):
             task.splits()
         results, events = self._grow(task, settings, controllers)
         picture = self.out / "growth.png"
@@ -64,7 +58,7 @@ class Demo:
         write_json(self.out / "summary.json", summary)
         write_json(self.json, summary)
         _print_table(results)
-        Console().print(f"Picture: {picture}\nEvent logs: {self.out}/*.jsonl", highlight=False, soft_wrap=True)
+        say(f"Picture: {picture}", f"Event logs: {self.out}/*.jsonl")
         return True
 
     def _grow(
@@ -104,7 +98,6 @@ def _numbers(result: "EpisodeResult") -> dict[str, object]:
 
 def _print_table(results: "dict[str, EpisodeResult]") -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("host", "test accuracy", "parameters", "objective", "what was grown where", box=box.SIMPLE)
@@ -114,10 +107,6 @@ def _print_table(results: "dict[str, EpisodeResult]") -> None:
         table.add_row(
             name, f"{100 * result.test_score:.1f} %", f"{total:,}", f"{100 * result.test_objective:.1f}", kept
         )
-    Console().print(table)
+    make_console().print(table)
     price = next(iter(results.values())).price
-    Console().print(
-        f"Objective: test accuracy minus {100 * price:g} points for every time the host's own size is added.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f"Objective: test accuracy minus {100 * price:g} points for every time the host's own size is added.")

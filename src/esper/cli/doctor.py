@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from esper.cli.output import check_writable, write_json
+from esper.cli.output import check_writable, make_console, say, write_json
 
 _MIN_FREE_GB = 1.0
 _EXTRAS = ("ray", "tensorboard", "wandb", "mlflow", "lightning", "onnx")
@@ -34,18 +34,17 @@ class Doctor:
     def run(self) -> bool:
         """Print the findings; true if nothing is wrong."""
         check_writable(self.json)
-        from rich.console import Console
-        from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
         checks = examine()
         table = Table("", "what", "found", "advice")
         for check in checks:
-            mark = "[green]ok" if check.ok else "[red]no"
-            table.add_row(mark, check.what, escape(check.found), escape(check.advice))
+            mark = Text("ok", "green") if check.ok else Text("no", "red")
+            table.add_row(mark, check.what, check.found, check.advice)
         ready = all(check.ok for check in checks)
-        Console().print(table)
-        Console().print("This machine is ready." if ready else "Something needs attention: see the advice above.")
+        make_console().print(table)
+        say("This machine is ready." if ready else "Something needs attention: see the advice above.")
         write_json(self.json, {"ready": ready, "checks": [asdict(check) for check in checks]})
         return ready
 

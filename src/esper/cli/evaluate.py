@@ -1,15 +1,17 @@
 """`esper evaluate`: how good a controller is, on the test split."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from esper.cli.output import check_seed, check_writable, write_json
-from esper.leyline import DEFAULT_PRICE, InputError
+from esper.cli.output import check_budget, check_count, check_seed, check_writable, make_console, say, write_json
+from esper.leyline import DEFAULT_PRICE, InputError, printable, unknown_name
 
 if TYPE_CHECKING:
     from esper.api import Evaluation
     from esper.tamiyo import Controller
+    from esper.tolaria import EpisodeSettings
 
 _WIDE = 90
 """Columns of a terminal in which a mean and its interval fit side by side; in narrower ones the interval goes below."""
@@ -42,45 +44,76 @@ class Evaluate:
         """Run the episodes and print the table."""
         import torch
 
-        from esper.api import find_controller
-        from esper.tolaria import find_task
-
-        check_writable(self.json)
-        check_writable(self.picture)
-        check_seed(self.seed)
-        if self.episodes < 1:
-            raise InputError(f"--episodes must be 1 or more; got {self.episodes}")
-        for task in self.task:
-            find_task(task)
-        controllers = {name: find_controller(name) for name in self.controller}
-        if not controllers:
-            raise InputError("--controller must name at least one controller")
+        self._check()
+        learned = self._learned()
+        settings, controllers = self._settings(), self._controllers()
         torch.set_num_threads(1)
-        done = self._evaluate(controllers)
+        done = self._evaluate(settings, controllers)
         self._print(done)
         told = [self._numbers(name, row, rows) for rows in done.values() for name, row in rows.items()]
         write_json(self.json, _as_json(told))
         if self.picture is not None:
-            self._draw(done, self.picture)
+            self._draw(done, learned, self.picture)
         return True
 
-    def _evaluate(self, controllers: "dict[str, Controller]") -> "dict[str, dict[str, Evaluation]]":
+    def _check(self) -> None:
+        """Refuse what could not be done in the end."""
+        from esper.karn import check_picture
+        from esper.tolaria import executor_names, find_task
+
+        check_writable(self.json, self.picture)
+        check_seed(self.seed)
+        check_count("--episodes", self.episodes)
+        check_seed(self.seed + self.episodes)
+        if not self.task:
+            raise InputError("--task must name at least one task")
+        for task in self.task:
+            find_task(task)
+        if self.executor not in executor_names():
+            raise unknown_name("executor", self.executor, executor_names())
+        if self.picture is not None:
+            check_picture(self.picture)
+
+    def _learned(self) -> "Mapping[str, Any]":
+        """The summary of the first run among the controllers, if it is to be drawn and there is one."""
+        from esper.karn import check_summary
+        from esper.simic.training import RunFolder
+
+        for name in self.controller if self.picture is not None else ():
+            folder = RunFolder(Path(name))
+            summary = folder.read_summary()
+            if summary is not None:
+                check_summary(summary, folder.summary)
+                return summary
+        return {}
+
+    def _settings(self) -> "EpisodeSettings":
+        from esper.tolaria import EpisodeSettings
+
+        return EpisodeSettings(price=self.price, budget=check_budget(self.budget_params))
+
+    def _controllers(self) -> "dict[str, Controller]":
+        from esper.api import find_controller
+
+        if not self.controller:
+            raise InputError("--controller must name at least one controller")
+        return {name: find_controller(name) for name in self.controller}
+
+    def _evaluate(
+        self, settings: "EpisodeSettings", controllers: "dict[str, Controller]"
+    ) -> "dict[str, dict[str, Evaluation]]":
         """Per task and controller."""
-        from rich.console import Console
+        from rich.markup import escape
         from rich.progress import Progress
 
         from esper.api import evaluate
-        from esper.kasmina import UNLIMITED
-        from esper.tolaria import EpisodeSettings
 
-        budget = UNLIMITED if self.budget_params is None else self.budget_params
-        settings = EpisodeSettings(price=self.price, budget=budget)
         seeds = range(self.seed, self.seed + self.episodes)
         done: dict[str, dict[str, Evaluation]] = {}
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with Progress(console=make_console(stderr=True), transient=True) as progress:
             for task in self.task:
                 for name, controller in controllers.items():
-                    bar = progress.add_task(f"{task}: {name}", total=self.episodes)
+                    bar = progress.add_task(escape(printable(f"{task}: {name}")), total=self.episodes)
                     row = evaluate(controller, task, seeds, settings=settings, executor=self.executor)
                     done.setdefault(task, {})[name] = row
                     progress.update(bar, completed=self.episodes)
@@ -88,10 +121,9 @@ class Evaluate:
 
     def _print(self, done: "dict[str, dict[str, Evaluation]]") -> None:
         from rich import box
-        from rich.console import Console
         from rich.table import Table
 
-        first, console = self.controller[0], Console()
+        first, console = self.controller[0], make_console()
         numeric = ("test accuracy", "objective", "parameters", f"minus {_short(first)}")
         for task, rows in done.items():
             table = Table("controller", title=task, title_justify="left", box=box.SIMPLE)
@@ -104,25 +136,18 @@ class Evaluate:
                     cells = [cell.replace(" (", "\n(", 1) for cell in cells]
                 table.add_row(_short(name), *cells)
             console.print(table)
-        console.print(
-            f"minus {_short(first)}: of the objective, seed by seed. In brackets: 95 % intervals.", highlight=False
-        )
+        console.print(f"minus {_short(first)}: of the objective, seed by seed. In brackets: 95 % intervals.")
 
-    def _draw(self, done: "dict[str, dict[str, Evaluation]]", path: Path) -> None:
-        from rich.console import Console
-
+    def _draw(self, done: "dict[str, dict[str, Evaluation]]", learned: "Mapping[str, Any]", path: Path) -> None:
         from esper.karn import draw_learning
-        from esper.simic.training import RunFolder
 
         first = self.controller[0]
         compared = {
             task: {_short(name): row.gain_over(rows[first]).interval for name, row in rows.items()}
             for task, rows in done.items()
         }
-        summaries = [RunFolder(Path(name)).read_summary() for name in self.controller]
-        learned = next((summary for summary in summaries if summary is not None), {})
         draw_learning(path, learned.get("history", ()), learned.get("baselines"), compared, _short(first))
-        Console().print(f"Picture: {path}", highlight=False, soft_wrap=True)
+        say(f"Picture: {path}")
 
     def _numbers(self, name: str, row: "Evaluation", rows: "dict[str, Evaluation]") -> "dict[str, object]":
         first = self.controller[0]
@@ -132,7 +157,7 @@ class Evaluate:
 
 def _short(controller: str) -> str:
     """A name that fits a picture: of a path, its last part."""
-    return Path(controller).name
+    return printable(Path(controller).name)
 
 
 def _as_json(numbers: "list[dict[str, object]]") -> object:

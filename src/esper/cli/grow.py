@@ -1,16 +1,26 @@
 """`esper grow`: one network grows under a budget and is saved as a plain program."""
 
+import io
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.cli.output import check_seed, check_writable, write_json
-from esper.leyline import DEFAULT_PRICE, InputError
+from esper.cli.output import (
+    check_budget,
+    check_seed,
+    check_writable,
+    make_console,
+    make_folder,
+    say,
+    write_bytes,
+    write_json,
+)
+from esper.leyline import DEFAULT_PRICE, EventType, InputError, TrainingFailedError
 
 if TYPE_CHECKING:
     from esper.leyline import TelemetryEvent
     from esper.tamiyo import Controller
-    from esper.tolaria import Episode, Task
+    from esper.tolaria import Episode, EpisodeSettings, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +45,17 @@ class Grow:
     def run(self) -> bool:
         """Grow, save, and say what came of it."""
         import torch
-        from rich.console import Console
 
         from esper.api import find_controller
-        from esper.tolaria import find_task
+        from esper.tolaria import EpisodeSettings, find_task
 
         check_seed(self.seed)
-        if self.budget_params is not None and self.budget_params < 0:
-            raise InputError(f"--budget-params must be 0 or more; got {self.budget_params}")
+        settings = EpisodeSettings(price=self.price, budget=check_budget(self.budget_params))
         controller, task = find_controller(self.controller), find_task(self.task)
         history = self._check_files()
         torch.set_num_threads(1)
-        console = Console()
-        with console.status(f"Growing on {task.name} ..."):
-            episode, events = self._grow(task, controller)
+        with make_console().status(f"Growing on {task.name} ..."):
+            episode, events = self._grow(task, settings, controller)
             result = episode.finish()
             self._save(episode)
         numbers = {"task": task.name, "controller": controller.name, "seed": self.seed, **asdict(result)}
@@ -57,34 +64,35 @@ class Grow:
         write_json(self.json, numbers)
         kept = ", ".join(f"{seed.blueprint} in {seed.slot_id} (+{seed.params:,})" for seed in result.kept) or "nothing"
         size, score = result.host_params + result.added_params, 100 * result.test_score
-        console.print(f"Kept {kept}: {size:,} parameters, score on test {score:.1f}", highlight=False)
-        console.print(f"Network: {self.out} (torch.export.load)\nHistory: {history}", highlight=False, soft_wrap=True)
+        say(f"Kept {kept}: {size:,} parameters, score on test {score:.1f}")
+        say(f"Network: {self.out} (torch.export.load)", f"History: {history}")
         return True
 
     def _check_files(self) -> Path:
         """Refuse files that could not be written in the end; returns the one for the history."""
+        if not self.out.name:
+            raise InputError(f"--out must name a file; got {self.out}")
         history = self.out.with_suffix(".json")
         if history == self.out:
             raise InputError("--out must not end in .json: that name is for the history")
-        try:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"--out {self.out}: {error.strerror}; name a folder that can be written") from None
-        for path in (self.out, history, self.json):
-            check_writable(path)
+        check_writable(self.json)
+        make_folder("--out", self.out.parent)
+        check_writable(self.out, history, self.json)
         return history
 
-    def _grow(self, task: "Task", controller: "Controller") -> "tuple[Episode, list[TelemetryEvent]]":
-        from esper.kasmina import UNLIMITED
+    def _grow(
+        self, task: "Task", settings: "EpisodeSettings", controller: "Controller"
+    ) -> "tuple[Episode, list[TelemetryEvent]]":
         from esper.nissa import Hub, MemorySink
-        from esper.tolaria import Episode, EpisodeSettings
+        from esper.tolaria import Episode
 
         memory = MemorySink()
-        budget = UNLIMITED if self.budget_params is None else self.budget_params
-        episode = Episode(task, self.seed, EpisodeSettings(price=self.price, budget=budget), hub=Hub([memory]))
+        episode = Episode(task, self.seed, settings, hub=Hub([memory]))
         controller.reset(1, self.seed)
         while not episode.done:
-            episode.step(controller.decide(episode.situation))
+            outcome = episode.step(controller.decide(episode.situation))
+            if outcome.terminated.any():
+                raise _given_up(episode, memory.events)
         return episode, memory.events
 
     def _save(self, episode: "Episode") -> None:
@@ -95,4 +103,15 @@ class Grow:
         plain = plain_network(episode.model).eval()
         example = episode.task.splits().val.x[:2]
         shapes = ({0: torch.export.Dim("batch")},)
-        torch.export.save(torch.export.export(plain, (example,), dynamic_shapes=shapes), self.out)
+        packed = io.BytesIO()
+        torch.export.save(torch.export.export(plain, (example,), dynamic_shapes=shapes), packed)
+        write_bytes(self.out, packed.getvalue())
+
+
+def _given_up(episode: "Episode", events: "list[TelemetryEvent]") -> TrainingFailedError:
+    reasons = [event.payload["reason"] for event in events if event.event_type is EventType.GOVERNOR_ROLLBACK]
+    epoch = int(episode.signals.epoch)
+    return TrainingFailedError(
+        f"training on {episode.task.name} failed {len(reasons)} times and was given up at epoch {epoch} of "
+        f"{episode.length} (last: {reasons[-1]}); nothing was saved; try another --seed or --controller"
+    )

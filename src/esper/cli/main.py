@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn, Protocol
+from dataclasses import dataclass
+from typing import Annotated, NoReturn
 
 import tyro
 
@@ -12,14 +13,13 @@ from esper.cli.data import Data
 from esper.cli.demo import Demo
 from esper.cli.doctor import Doctor
 from esper.cli.evaluate import Evaluate
+from esper.cli.failures import exit_code_of
 from esper.cli.grow import Grow
 from esper.cli.sql import Sql
 from esper.cli.tasks import Tasks
 from esper.cli.train import Train
-from esper.leyline import EsperError, InputError
 
-_DESCRIPTION = "Grow neural networks while they train."
-_DONE, _FAILED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
+_DEBUG = "--debug"
 
 Command = (
     Annotated[Bench, tyro.conf.subcommand("bench")]
@@ -35,22 +35,21 @@ Command = (
 )
 
 
-class _Runnable(Protocol):
-    def run(self) -> bool:
-        """Do it; false means that it was done and found wanting."""
+@dataclass(frozen=True, slots=True)
+class Esper:
+    """Grow neural networks while they train."""
+
+    command: Command
+    debug: Annotated[bool, tyro.conf.CascadeSubcommandArgs, tyro.conf.FlagCreatePairsOff] = False
+    """Show where an error came from, beside the one sentence about it; may stand anywhere on the line."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run `esper` and exit: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(exit_code_of(lambda: _parse(arguments).command.run(), debug=_DEBUG in arguments))
+
+
+def _parse(arguments: list[str]) -> Esper:
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    sys.exit(_run(tyro.cli(Command, args=argv, prog="esper", description=_DESCRIPTION, config=config)))
-
-
-def _run(command: _Runnable) -> int:
-    try:
-        return _DONE if command.run() else _FAILED
-    except EsperError as error:
-        sys.stderr.write(f"esper: {error}\n")
-        return _BAD_INPUT if isinstance(error, InputError) else _FAILED
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    return tyro.cli(Esper, args=arguments, prog="esper", config=config)

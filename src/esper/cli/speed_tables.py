@@ -2,14 +2,15 @@
 
 from typing import Any
 
+from esper.cli.output import make_console
+
 
 def print_speed(report: dict[str, Any]) -> None:
     """Print what was measured."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = make_console()
     table = Table(
         "host", "hosts", "bare", "loop", "stacked", title="host steps per second (and times bare)", box=box.SIMPLE
     )
@@ -19,7 +20,7 @@ def print_speed(report: dict[str, Any]) -> None:
             table.add_row(host, num, f"{bare:,.0f}", *ratios)
     console.print(table)
     for note in report["notes"]:
-        console.print(note, markup=False)
+        console.print(note)
 
     table = Table("executor", "s", "training", "measuring", "all else", title="a whole step", box=box.SIMPLE)
     for name, part in report["whole_step"].items():
@@ -42,4 +43,4 @@ def print_speed(report: dict[str, Any]) -> None:
         table.add_row(size, f"{ours:.3f}", f"{calls:.3f}", *theirs, f"{decision:.2f}")
     console.print(table)
     if update["note"]:
-        console.print(update["note"], markup=False)
+        console.print(update["note"])

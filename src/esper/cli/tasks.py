@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.cli.output import check_writable, write_json
+from esper.cli.output import check_writable, make_console, say, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,6 @@ class Tasks:
         """Print the table."""
         check_writable(self.json)
         from rich import box
-        from rich.console import Console
-        from rich.markup import escape
         from rich.table import Column, Table
 
         from esper.tolaria import find_task, task_names
@@ -31,16 +29,14 @@ class Tasks:
             task = find_task(name)
             params = sum(p.numel() for p in task.build_host().parameters())
             host = f"{task.host}, {params:,}"
-            table.add_row(escape(name), escape(task.summary), host, str(task.episode_length), escape(task.data()))
+            table.add_row(name, task.summary, host, str(task.episode_length), task.data())
             row = {"name": name, "summary": task.summary, "host": task.host, "host_params": params}
             rows.append({**row, "episode_length": task.episode_length, "data": task.data()})
         for family in task_families():
-            table.add_row(escape(family.form), escape(family.summary), family.host, "", escape(family.data()))
+            table.add_row(family.form, family.summary, family.host, "", family.data())
             row = {"name": family.form, "summary": family.summary, "host": family.host, "data": family.data()}
             families.append(row)
-        Console().print(table)
-        Console().print(
-            f"Data is kept in {data_folder()}; set ESPER_DATA to keep it elsewhere.", highlight=False, soft_wrap=True
-        )
+        make_console().print(table)
+        say(f"Data is kept in {data_folder()}; set ESPER_DATA to keep it elsewhere.")
         write_json(self.json, {"tasks": rows, "families": families})
         return True

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.output import check_writable, write_json
-from esper.leyline import InputError
+from esper.cli.output import check_writable, make_console, write_json
+from esper.leyline import InputError, parse_json
 
 if TYPE_CHECKING:
     from esper.simic.training import RoundReport, TrainingConfig
 
 _EXIT_BY_SIGNAL = 128
 """Shells add this to the number of the signal that ended a command: 130 for SIGINT, 143 for SIGTERM."""
+_JSON_STARTS = tuple('[{"-0123456789')
+_JSON_WORDS = ("true", "false", "null", "NaN", "Infinity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,6 @@ class Train:
     def run(self) -> bool:
         """Train, with progress."""
         import torch
-        from rich.console import Console
 
         import esper
         from esper.simic.training import InterruptedRunError, RunFolder, TrainingConfig
@@ -67,7 +68,7 @@ class Train:
         check_writable(self.json)
         config = self._config(RunFolder(self.out).stored_config() if self.resume else TrainingConfig())
         torch.set_num_threads(1)
-        console = Console(stderr=True)
+        console = make_console(stderr=True)
         with _stop_signals() as asked:
             try:
                 summary = esper.train(
@@ -120,18 +121,14 @@ class Train:
 
 
 def _parse(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """Values are JSON, or else text."""
-    import json
-
+    """Values are JSON where they look like it, or else text."""
     parsed: dict[str, Any] = {}
     for text in assignments:
         name, sign, value = text.partition("=")
         if not sign:
             raise InputError(f"--set takes name=value; got {text!r}")
-        try:
-            parsed[name] = json.loads(value)
-        except ValueError:
-            parsed[name] = value
+        is_json = value.startswith(_JSON_STARTS) or value in _JSON_WORDS
+        parsed[name] = parse_json(value, f"--set {name}") if is_json else value
     return parsed
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from esper.karn.pictures import plain_label, save_picture
 from esper.leyline import EventType, TelemetryEvent
 
 _COLOURS = ("#1b7f4d", "#8a8f98", "#3465a4", "#b5651d")
@@ -28,11 +29,11 @@ def draw_growth(events: Mapping[str, Sequence[TelemetryEvent]], title: str, path
     for colour, (name, run) in zip(_COLOURS, events.items(), strict=False):
         _draw_curve(curves, name, colour, run)
     curves.set_ylabel("validation accuracy, %")
-    curves.set_title(title)
+    curves.set_title(plain_label(title))
     curves.grid(alpha=0.3)
     curves.legend(loc="lower right")
     _draw_lanes(lanes, next(iter(events.values())))
-    figure.savefig(path, dpi=130)
+    save_picture(figure, path)
 
 
 def _epochs(run: Sequence[TelemetryEvent]) -> list[Mapping[str, Any]]:

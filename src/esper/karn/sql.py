@@ -1,7 +1,10 @@
 """SQL over a run: its event log as tables, also while it is being written."""
 
 import json
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,29 +23,37 @@ _COLUMNS = {
     "slot_id": "VARCHAR",
     "payload": "JSON",
 }
-_LARGEST_LINE = 64 * 1024 * 1024
+_LONGEST_LINE = 16 * 1024 * 1024
+"""Bytes of one event. DuckDB keeps a buffer of twice that for each thread that reads."""
+_ROWS_AT_ONCE = 1000
 
-_ATTEMPTS = """
-CREATE TABLE starts AS SELECT timestamp FROM log WHERE type = 'run_started';
-CREATE TABLE events AS
-    SELECT * EXCLUDE (attempt, line) FROM (
-        SELECT log.*, rowid AS line,
-            (SELECT count(*) FROM starts WHERE starts.timestamp <= log.timestamp) AS attempt
-        FROM log
-    )
-    QUALIFY round IS NULL OR attempt = max(attempt) OVER (PARTITION BY round)
-    ORDER BY line;
-"""
-"""A round that a stopped run had begun is played again when it is resumed: only the last time counts.
+Row = tuple[Any, ...]
 
-Rows are in the order of the log, which people expect of a table that they have not ordered.
+_DROP_INTERRUPTED = """
+CREATE TEMP TABLE replayed AS
+    SELECT round, (SELECT max(timestamp) FROM events WHERE type = 'run_started' AND timestamp <= last) AS since
+    FROM (SELECT round, max(timestamp) AS last FROM events WHERE round IS NOT NULL GROUP BY round);
+DELETE FROM events USING replayed WHERE events.round = replayed.round AND events.timestamp < replayed.since;
+DROP TABLE replayed;
 """
+"""A round that a stopped run had begun is played again when it is resumed: only what follows its last start counts."""
+
+_CLOSE = "SET enable_external_access = false; SET lock_configuration = true"
+"""From here on no query reads or writes a file, or changes that."""
 
 
 def _take(kind: str, names: str, of: str = "payload") -> str:
-    """Columns of type `kind` from the fields `names` of a JSON object; `field:name` renames one."""
+    """Columns of type `kind` from the fields `names` of a JSON object; `field:name` renames one.
+
+    A value that is of another type is NULL, so that one bad event does not spoil the others.
+    """
     pairs = (name.partition(":") for name in names.split())
-    return ", ".join(f"CAST({of}->>'{field}' AS {kind}) AS \"{name or field}\"" for field, _, name in pairs)
+    return ", ".join(f"TRY_CAST({of}->>'{field}' AS {kind}) AS \"{name or field}\"" for field, _, name in pairs)
+
+
+def _by_key(group: str) -> str:
+    """A JSON object in the payload as a map: its keys are data, which `->>` would take for paths."""
+    return f"TRY_CAST(payload->'{group}' AS MAP(VARCHAR, JSON))"
 
 
 def _view(kind: str, *columns: str) -> str:
@@ -61,8 +72,8 @@ _HEAD_NUMBERS = "entropy choice_entropy kl clip_fraction ratio_max ratio_min gra
 VIEWS = {
     "rounds": _view(
         "round_completed",
-        "unnest(json_keys(payload->'objective')) AS task",
-        *(f"CAST(payload->'{name}'->>task AS DOUBLE) AS {name}" for name in ("objective", "gain", "validation")),
+        f"unnest(map_keys({_by_key('objective')})) AS task",
+        *(f"TRY_CAST({_by_key(name)}[task]->>'$' AS DOUBLE) AS {name}" for name in ("objective", "gain", "validation")),
         _take("DOUBLE", "kept added_params"),
         _take("DOUBLE", _OPS, "payload->'ops'"),
         _take("INTEGER", "dropped"),
@@ -81,15 +92,15 @@ VIEWS = {
         "episode_ended",
         _HOST,
         _take("VARCHAR", "task"),
-        "unnest(json_keys(payload->'components')) AS component",
-        "CAST(payload->'components'->>component AS DOUBLE) AS amount",
+        f"unnest(map_keys({_by_key('components')})) AS component",
+        f"TRY_CAST({_by_key('components')}[component]->>'$' AS DOUBLE) AS amount",
     ),
     "decisions": _view(
         "decisions_recorded",
         _HOST,
         "unnest(range(1, CAST(json_array_length(payload->'op') AS BIGINT) + 1)) AS step",
         *(f"payload->'{name}'->>(step - 1) AS {name}" for name in ("op", "slot", "blueprint", "blend")),
-        *(f"CAST(payload->'{name}'->>(step - 1) AS DOUBLE) AS {name}" for name in ("log_prob", "value", "reward")),
+        *(f"TRY_CAST(payload->'{name}'->>(step - 1) AS DOUBLE) AS {name}" for name in ("log_prob", "value", "reward")),
     ),
     "seeds": _view(
         "seed_transition",
@@ -112,9 +123,9 @@ VIEWS = {
     ),
     "heads": _view(
         "update_completed",
-        "unnest(json_keys(payload->'heads')) AS head",
-        _take("INTEGER", "choices", "payload->'heads'->head"),
-        _take("DOUBLE", _HEAD_NUMBERS, "payload->'heads'->head"),
+        f"unnest(map_keys({_by_key('heads')})) AS head",
+        _take("INTEGER", "choices", f"{_by_key('heads')}[head]"),
+        _take("DOUBLE", _HEAD_NUMBERS, f"{_by_key('heads')}[head]"),
     ),
     "anomalies": _view("anomaly_detected", _take("VARCHAR", "anomaly message advice"), "payload->'details' AS details"),
 }
@@ -126,49 +137,81 @@ class Answer:
     """Rows with the names of their columns."""
 
     columns: tuple[str, ...]
-    rows: Sequence[tuple[Any, ...]]
+    rows: Sequence[Row]
 
 
 def query(run: Path, sql: str) -> Answer:
     """Ask the run in the folder `run`; see `VIEWS` for what there is."""
+    with ask(run, sql) as (columns, rows):
+        return Answer(columns, list(rows))
+
+
+@contextmanager
+def ask(run: Path, sql: str) -> Iterator[tuple[tuple[str, ...], Iterator[Row]]]:
+    """As `query`, but rows, of which there may be millions, are fetched as they are read inside the `with` block."""
     with open_run(run) as connection:
         try:
             result = connection.execute(sql)
-            described = result.description or ()
-            return Answer(tuple(column[0] for column in described), result.fetchall())
-        except duckdb.Error as error:
-            raise InputError(f"the query failed: {_one_line(error)}") from None
+        except Exception as error:
+            raise _query_failed(error) from None
+        if result is None or result.description is None:
+            raise InputError(f'the query {sql!r} asks for nothing; try "select * from rounds"')
+        yield tuple(column[0] for column in result.description), _fetch(result)
 
 
-def open_run(run: Path) -> duckdb.DuckDBPyConnection:
+def _fetch(result: duckdb.DuckDBPyConnection) -> Iterator[Row]:
+    while True:
+        try:
+            rows = result.fetchmany(_ROWS_AT_ONCE)
+        except Exception as error:
+            raise _query_failed(error) from None
+        if not rows:
+            return
+        yield from rows
+
+
+def _query_failed(error: Exception) -> Exception:
+    """Memory that runs out is no fault of the query; all else is, also a value that Python has no type for."""
+    if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
+        return error
+    return InputError(f"the query failed: {_one_line(error)}")
+
+
+@contextmanager
+def open_run(run: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database in memory with the events that the run has written by now; it can reach nothing else."""
     log = run / "events.jsonl"
     if not log.is_file():
         raise InputError(f"{run} holds no run: there is no {log.name} in it")
-    connection = duckdb.connect(":memory:")
-    try:
-        _load(connection, log)
-    except duckdb.Error as error:
-        connection.close()
-        raise InputError(f"{log} cannot be read as a log of events: {_one_line(error)}") from None
-    for name, definition in VIEWS.items():
-        connection.execute(f"CREATE VIEW {name} AS {definition}")
-    connection.execute("SET enable_external_access = false")
-    return connection
+    with duckdb.connect(":memory:") as connection:
+        try:
+            _load(connection, log)
+        except duckdb.OutOfMemoryException:
+            raise
+        except (duckdb.Error, OSError) as error:
+            raise InputError(f"{log} cannot be read as a log of events: {_one_line(error)}") from None
+        for name, definition in VIEWS.items():
+            connection.execute(f"CREATE VIEW {name} AS {definition}")
+        connection.execute(_CLOSE)
+        yield connection
 
 
 def _load(connection: duckdb.DuckDBPyConnection, log: Path) -> None:
-    """Take in the whole lines of the file; those that were cut off are left out."""
+    """Take in the whole lines of the file, in their order; those that were cut off are left out."""
+    connection.execute(f"CREATE TABLE events ({', '.join(f'{name} {kind}' for name, kind in _COLUMNS.items())})")
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in _COLUMNS.items())
-    if log.stat().st_size == 0:
-        connection.execute(f"CREATE TABLE log ({', '.join(f'{name} {kind}' for name, kind in _COLUMNS.items())})")
-    else:
+    with log.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return
+        connection.execute("SET threads = 1")  # each would have a buffer of its own
+        # By its number, because in a path DuckDB takes * and ? and [ for patterns.
         connection.execute(
-            "CREATE TABLE log AS SELECT * FROM read_json($path, format = 'newline_delimited', ignore_errors = true, "
-            f"columns = {{{columns}}}, maximum_object_size = {_LARGEST_LINE}) WHERE type IS NOT NULL",
-            {"path": str(log)},
+            f"INSERT INTO events SELECT * FROM read_json('/dev/fd/{file.fileno()}', format = 'newline_delimited', "
+            f"compression = 'none', hive_partitioning = false, ignore_errors = true, columns = {{{columns}}}, "
+            f"maximum_object_size = {_LONGEST_LINE}) WHERE type IS NOT NULL"
         )
-    connection.execute(_ATTEMPTS)
+        connection.execute("RESET threads")
+    connection.execute(_DROP_INTERRUPTED)
 
 
 def _one_line(error: Exception) -> str:
@@ -178,7 +221,32 @@ def _one_line(error: Exception) -> str:
     return " ".join([*lines[:1], *hints[:1]])
 
 
-def to_json(answer: Answer) -> str:
-    """A list of objects, one per row."""
-    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
-    return json.dumps(rows, indent=2, default=str)
+def to_json(columns: Sequence[str], rows: Iterable[Row]) -> Iterator[str]:
+    """A list of objects, one per row, piece by piece; NaN and infinities are null and text, as in the log."""
+    names = _distinct(columns)
+    before = "["
+    for row in rows:
+        told = dict(zip(names, map(_plain, row), strict=True))
+        text = json.dumps(told, indent=2, default=str, allow_nan=False)
+        yield before + "\n  " + text.replace("\n", "\n  ")
+        before = ","
+    yield "[]" if before == "[" else "\n]"
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names of columns of which no two are alike: later ones get a number."""
+    made: dict[str, None] = {}
+    for name in names:
+        candidates = (name if number == 0 else f"{name}_{number}" for number in range(len(names)))
+        made[next(candidate for candidate in candidates if candidate not in made)] = None
+    return list(made)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

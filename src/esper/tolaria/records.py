@@ -39,9 +39,9 @@ class EpisodeSettings:
             raise InputError(f"batch_size must be 1 or more; got {self.batch_size}")
         if isinstance(self.price, tuple):
             low, high = self.price
-            if not (math.isfinite(high) and 0 < low <= high):
+            if not 0 < low <= high < math.inf:
                 raise InputError(f"a price range must be two numbers above 0, the lower one first; got {self.price}")
-        elif not (math.isfinite(self.price) and self.price >= 0):
+        elif not 0 <= self.price < math.inf:
             raise InputError(f"price must be a number of 0 or more; got {self.price}")
         if self.budget < 0:
             raise InputError(f"budget must be 0 or more parameters; got {self.budget}")

@@ -1,18 +1,29 @@
 """Image tasks: the official layouts load with the right shapes, labels and scale, and damage is named."""
 
+import codecs
+import gzip
 import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from esper.leyline import InputError
+from esper.leyline import DamagedFileError, InputError
 from esper.tolaria import Splits, find_task
-from esper.tolaria.tasks.image_files import read_cifar_pickle
-from esper.tolaria.tasks.sets import FASHION_MNIST, MNIST, DataSet
-from tests.tolaria.tasks.image_sets import cifar_batch, write_cifar_binary, write_cifar_pickles, write_idx_set
+from esper.tolaria.tasks.image_files import read_cifar_pickle, read_idx_pair
+from esper.tolaria.tasks.sets import FASHION_MNIST, MNIST, DataSet, read_bytes
+from tests.tolaria.tasks.image_sets import (
+    cifar_batch,
+    idx_bytes,
+    write_cifar_binary,
+    write_cifar_pickles,
+    write_idx_set,
+)
 
 _BINARY, _PICKLED = "cifar-10-batches-bin", "cifar-10-batches-py"
 
@@ -117,6 +128,73 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(print))
     with pytest.raises(InputError, match=r"data_batch_1 cannot be used .*it asks for builtins.print"):
         read_cifar_pickle(path)
+
+
+class _Calls:
+    """Pickled as a call of one of the few things that a pickled array names, with arguments of our choice."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self._call
+
+
+def _laughs() -> list[Any]:
+    """A list that is small in a pickle and astronomical when it is walked through."""
+    nested: list[Any] = [1] * 10
+    for _ in range(30):
+        nested = [nested] * 10
+    return nested
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [1, 2],
+        None,
+        {b"data": np.zeros((1, 3072), np.uint8)},
+        {b"data": [[0] * 3072], b"labels": [0]},
+        {b"data": np.zeros((1, 3072), np.uint8), b"labels": _laughs()},
+        {b"data": np.zeros((1, 3072), np.uint8), b"labels": [0.5]},
+        {b"data": np.zeros((1, 3072), np.uint8), b"labels": [10**400]},
+        {b"data": np.zeros((1, 3072), np.uint8), b"labels": []},
+        {b"data": np.zeros((1, 3072), np.float32), b"labels": [0]},
+        {b"data": np.array([None], dtype=object), b"labels": [0]},
+        {b"data": _Calls(np.ndarray, (2**60,)), b"labels": [0]},
+        {b"data": _Calls(np.dtype, "no such"), b"labels": [0]},
+        {b"data": _Calls(codecs.encode, "x", "no such codec"), b"labels": [0]},
+    ],
+)
+def test_a_pickle_of_something_else_is_named(batch: object, tmp_path: Path) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps(batch, protocol=2))
+    with pytest.raises(DamagedFileError, match=r"data_batch_1 cannot be used .*replace it with the official file"):
+        read_cifar_pickle(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "values"), [((2**31, 2**31, 4), 0), ((0, 28, 28), 0), ((2**32 - 1,) * 3, 5), ((1, 27, 28), 756)]
+)
+def test_sizes_that_lie_are_named(shape: tuple[int, int, int], values: int, tmp_path: Path) -> None:
+    images, labels = tmp_path / "images", tmp_path / "labels"
+    images.write_bytes(bytes((0, 0, 8, 3)) + struct.pack(">3I", *shape) + bytes(values))
+    labels.write_bytes(idx_bytes(np.zeros(1, np.uint8)))
+    with pytest.raises(DamagedFileError, match="images cannot be used"):
+        read_idx_pair(images, labels)
+
+
+def test_a_file_that_unpacks_to_something_huge_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.tolaria.tasks.sets._LARGEST", 1 << 20)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(2 << 20)))
+    with pytest.raises(DamagedFileError, match="it holds more than 1 MB"):
+        read_bytes(tmp_path / "x.gz")
+
+
+def test_too_few_images_to_hold_some_out_are_named(data: Path) -> None:
+    write_idx_set(MNIST, zipped=False, num=4)
+    with pytest.raises(DamagedFileError, match=r"train-images-idx3-ubyte cannot be used .*4 images are too few"):
+        find_task("mnist").load()
 
 
 def test_the_host_learns_synthetic_images() -> None:

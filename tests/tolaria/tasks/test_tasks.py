@@ -1,8 +1,11 @@
 """Tasks: three disjoint splits, data that is made once and survives a cut file."""
 
+import os
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +13,12 @@ import torch
 
 from esper.leyline import InputError
 from esper.tolaria import find_task, task_names
-from esper.tolaria.tasks.cache import cached_arrays
+from esper.tolaria.tasks.cache import Arrays, cached_arrays
 from tests.worlds import TINY, tiny_task
+
+
+def accept(arrays: Arrays) -> None:
+    """Any content will do."""
 
 
 @pytest.mark.parametrize(
@@ -60,7 +67,7 @@ def test_a_task_uses_its_own_loader() -> None:
 def test_a_folder_that_cannot_hold_data_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPER_DATA", "/dev/null")
     with pytest.raises(InputError, match="set ESPER_DATA to a folder that can be written"):
-        cached_arrays("some", ["x"], lambda: {"x": np.arange(2)})
+        cached_arrays("some", ["x"], lambda: {"x": np.arange(2)}, accept)
 
 
 def test_unknown_tasks_get_the_list_of_known_ones() -> None:
@@ -81,11 +88,62 @@ def test_cached_arrays_are_made_once_and_again_after_a_cut(
         return {"x": np.arange(5)}
 
     for _ in range(2):
-        assert cached_arrays("some", ["x"], make)["x"].tolist() == [0, 1, 2, 3, 4]
+        assert cached_arrays("some", ["x"], make, accept)["x"].tolist() == [0, 1, 2, 3, 4]
     assert len(made) == 1
     path = tmp_path / "some.npz"
     path.write_bytes(path.read_bytes()[:50])
-    assert cached_arrays("some", ["x"], make)["x"].tolist() == [0, 1, 2, 3, 4]
+    assert cached_arrays("some", ["x"], make, accept)["x"].tolist() == [0, 1, 2, 3, 4]
     assert len(made) == 2
     assert "made again" in caplog.text
     assert [entry.name for entry in tmp_path.iterdir()] == ["some.npz"]
+
+
+def _kept_arrays(**changes: Any) -> Arrays:
+    x = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32)
+    y = np.arange(50) % 10
+    return {"x": x, "y": y, "x_test": x[:20], "y_test": y[:20], **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x": np.full((50, 40), np.nan, np.float32)},
+        {"x_test": np.full((20, 40), np.inf, np.float32)},
+        {"x": np.zeros((50, 40))},
+        {"x": np.zeros((50, 3), np.float32), "x_test": np.zeros((20, 3), np.float32)},
+        {"x_test": np.zeros((20, 39), np.float32)},
+        {"y": np.full(50, 10)},
+        {"y": np.full(50, -1)},
+        {"y": np.zeros(49, np.int64)},
+        {"y": np.zeros(50, np.float32)},
+        {"x": np.zeros((0, 40), np.float32), "y": np.zeros(0, np.int64)},
+        {"x": np.array(None)},
+    ],
+)
+def test_kept_data_that_cannot_have_been_made_is_made_again(
+    changes: dict[str, Any], data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("esper.tolaria.tasks.mnist1d._generate", lambda _: _kept_arrays())
+    np.savez(data / "mnist1d.npz", **_kept_arrays(**changes))  # type: ignore[arg-type]
+    assert len(find_task("mnist1d").load().test) == 20
+    assert "mnist1d.npz cannot be read" in caplog.text
+    caplog.clear()
+    assert len(find_task("mnist1d").load().test) == 20
+    assert caplog.text == ""
+
+
+def test_a_kept_file_that_would_unpack_to_something_huge_is_not_read(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("esper.tolaria.tasks.mnist1d._generate", lambda _: _kept_arrays())
+    np.savez_compressed(data / "mnist1d.npz", **_kept_arrays())  # type: ignore[arg-type]
+    find_task("mnist1d").load()
+    assert "it is compressed" in caplog.text
+
+
+def test_half_written_files_of_killed_processes_are_removed_and_young_ones_spared(data: Path) -> None:
+    for name, age in ((".some.npz.a.part", 7200), (".some.npz.b.part", 10), (".other.npz.c.part", 7200)):
+        (data / name).touch()
+        os.utime(data / name, (time.time() - age,) * 2)
+    cached_arrays("some", ["x"], lambda: {"x": np.arange(5)}, accept)
+    assert sorted(path.name for path in data.iterdir()) == [".other.npz.c.part", ".some.npz.b.part", "some.npz"]

@@ -1,9 +1,12 @@
 """Text tasks: generated sentences and stories from files, as tokens and the token after each."""
 
 import gzip
+import os
 import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -144,3 +147,37 @@ def test_damaged_stories_are_named_and_nothing_is_kept(name: str, content: bytes
     with pytest.raises(InputError, match=f"{name} cannot be used .*{reason}"):
         find_task("tinystories").load()
     assert list(data.glob("*.npz")) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": np.full(900, 512, np.uint16)},
+        {"test": np.zeros(65, np.uint16)},
+        {"train": np.zeros((900, 1), np.uint16)},
+        {"train": np.zeros(900, np.int64)},
+        {"merges": np.full((2, 2), 257, np.uint16)},
+        {"merges": np.zeros((256, 2), np.uint16)},
+        {"merges": np.zeros(4, np.uint16)},
+    ],
+)
+def test_kept_tokens_that_cannot_have_been_made_are_made_again(
+    changes: dict[str, Any], data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write_stories(data)
+    task = find_task("tinystories")
+    expected = task.load().train.x
+    (kept,) = data.glob("tinystories-*.npz")
+    with np.load(kept) as stored:
+        np.savez(kept, **{**stored, **changes})
+    caplog.clear()
+    assert torch.equal(task.load().train.x, expected)
+    assert "cannot be read" in caplog.text
+
+
+def test_what_is_no_file_is_no_story(data: Path) -> None:
+    folder = _write_stories(data)
+    (folder / "more-train.txt").mkdir()
+    os.mkfifo(folder / "other-train.txt")
+    (folder / "gone-valid.txt").symlink_to("nowhere")
+    assert len(find_task("tinystories").load().test) > 0

@@ -66,10 +66,52 @@ def test_unknown_sets_and_those_of_unequal_length_are_not_offered(aeon: Path) ->
         (_series_file(4).replace("0.1,", "?,", 1), "could not convert"),
         (_series_file(4, channels=2), "2, 12.* with 1 channels announced"),
         ("@data\n", "of shape"),
+        (_series_file(4).replace("0.1,", "nan,", 1), "1 of its series hold NaN or infinity"),
+        (_series_file(4).replace("0.1,", "1e39,", 1), "1 of its series hold NaN or infinity"),
+        (_series_file(4, length=13), "its series are of 13 values, and those of Some_TRAIN.ts of 12"),
     ],
-    ids=["cut short", "a gap", "other channels", "empty"],
+    ids=["cut short", "a gap", "other channels", "empty", "NaN", "infinity", "other length"],
 )
 def test_a_damaged_file_is_named(content: str, reason: str, aeon: Path) -> None:
     _write(aeon, "Some", _series_file(20), content)
     with pytest.raises(InputError, match=f"Some_TEST.ts cannot be used .*({reason})"):
+        find_task("ucr:Some").load()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "@",
+        "@ ",
+        "@classLabel",
+        "@equalLength",
+        "@classLabel true a a",
+        "@classLabel true " + "x " * 2000,
+        "@data @data",
+    ],
+)
+def test_an_odd_header_makes_a_set_that_is_not_offered_or_fine(header: str, aeon: Path) -> None:
+    _write(aeon, "Fine", _series_file(4), _series_file(4))
+    _write(aeon, "Odd", _series_file(4).replace("@data", f"{header}\n@data"), _series_file(4))
+    if header.strip() == "@" or header == "@equalLength" or "@data" in header:
+        assert find_task("ucr:Odd").classes == 2
+    else:
+        with pytest.raises(InputError, match=r"unknown UCR set 'Odd'; choose one of: Fine$"):
+            find_task("ucr:Odd")
+
+
+def test_a_file_that_is_no_text_is_named_and_hides_no_other(aeon: Path) -> None:
+    _write(aeon, "Fine", _series_file(4), _series_file(4))
+    _write(aeon, "Odd", _series_file(4), _series_file(4))
+    (aeon / "Odd" / "Odd_TRAIN.ts").write_bytes(b"\xff\xfe\x00")
+    assert find_task("ucr:Fine").classes == 2
+    with pytest.raises(InputError, match=r"Odd_TRAIN.ts cannot be used"):
+        find_task("ucr:Odd")
+    with pytest.raises(InputError, match=r"choose one of: Fine$"):
+        find_task("ucr:None")
+
+
+def test_a_single_series_cannot_be_held_out(aeon: Path) -> None:
+    _write(aeon, "Some", _series_file(1), _series_file(4))
+    with pytest.raises(InputError, match=r"Some_TRAIN.ts cannot be used \(1 series of 12 values are too few"):
         find_task("ucr:Some").load()

@@ -11,6 +11,7 @@ FIRST_LESSON = 1_000_000
 """The number of the first round with a teacher. A run has no more rounds than this, so that lessons, whose episodes are
 seeded by this number, share no seed with them."""
 _INFINITY = math.inf
+_WHOLE_NUMBER_END = 2**63
 RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("envs", 1, _INFINITY, True, False),
     ("rounds", 1, FIRST_LESSON, True, True),
@@ -70,7 +71,8 @@ def _validate_range(
     """Refuse a value outside the interval, NaN and infinities included, naming the field and the interval."""
     above = value >= low if low_inclusive else value > low
     below = value <= high if high_inclusive else value < high
-    if not (math.isfinite(value) and above and below):
+    # Compared with infinity, because isfinite cannot take whole numbers beyond what a float can hold.
+    if not (-math.inf < value < math.inf and above and below):
         interval = f"{'[' if low_inclusive else '('}{low:g}, {high:g}{']' if high_inclusive else ')'}"
         raise InputError(f"{name} must be in {interval}; got {value}")
 
@@ -79,6 +81,8 @@ def check_ranges(config: Any) -> None:
     """Refuse a field out of its range; in a tuple or a mapping, every number counts."""
     for name, low, high, low_in, high_in in RANGES:
         for place, number in _numbers(name, getattr(config, name)):
+            if isinstance(number, int) and abs(number) >= _WHOLE_NUMBER_END:
+                raise InputError(f"{place} must fit into 64 bits; got {number}")
             _validate_range(number, place, low, high, low_inclusive=low_in, high_inclusive=high_in)
 
 

@@ -88,10 +88,13 @@ def learning_rate(settings: OptimizerSettings, step: int, steps_per_epoch: int, 
 
 
 def losses_and_accuracies(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean loss and share of right answers of each of R rows, for logits `[R, B, ..., C]` and labels `[R, B, ...]`."""
-    loss = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(logits), -1).mean(1)
-    accuracy = (logits.detach().argmax(-1) == y).flatten(1).to(logits.dtype).mean(1)
-    return loss, accuracy
+    """Mean loss and share of right answers of each of R rows, for logits `[R, B, ..., C]` and labels `[R, B, ...]`.
+
+    NaN has an argmax too, the class of its place, so an answer counts as right only if its loss is finite.
+    """
+    losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(logits), -1)
+    right = (logits.detach().argmax(-1) == y).flatten(1) & (losses < math.inf)
+    return losses.mean(1), right.to(logits.dtype).mean(1)
 
 
 def score_of(task: Task, loss: Tensor, accuracy: Tensor) -> Tensor:

@@ -69,6 +69,8 @@ class HostTrainer:
         parts = [list(part.parameters()) for part in (self.model.host, *self.model.slots)]
         batches = range(self._task.batches_per_epoch)
         results = torch.stack([self._train_batch(training, parts) for _ in batches])
+        loss, accuracy = results[:, :2].unbind(1)
+        accuracy.masked_fill_(~loss.isfinite(), 0.0)  # the argmax of NaN is no answer
         if not self._precision.skips_steps:
             return results.mean(0)
         norms = results[:, 2:]

@@ -8,6 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 END = 256
 """The token after each story."""
 _FIRST_MERGE = 257
@@ -34,6 +37,15 @@ def learn_merges(text: str, vocabulary: int) -> list[tuple[int, int]]:
         merges.append(best)
         words = [(_merge(tokens, best, new), count) for tokens, count in words]
     return merges
+
+
+def check_merges(merges: NDArray[np.generic], vocabulary: int) -> None:
+    """Refuse an array of merges `[K, 2]` that cannot have been learnt: each pair names tokens that exist before it."""
+    count = len(merges) if merges.ndim == 2 else -1
+    if merges.dtype != np.uint16 or merges.shape != (count, 2) or count > vocabulary - _FIRST_MERGE:
+        raise ValueError(f"merges are {merges.dtype}{merges.shape}")
+    if (merges.max(axis=1) >= np.arange(_FIRST_MERGE, _FIRST_MERGE + count)).any():
+        raise ValueError("merges name tokens that are made later")
 
 
 def encode(stories: Sequence[str], merges: Merges) -> list[int]:

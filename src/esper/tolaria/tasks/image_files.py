@@ -1,6 +1,7 @@
 """Reading images from the files of their official archives: idx, and CIFAR-10 pickled or binary."""
 
 import io
+import math
 import pickle
 import struct
 from importlib import import_module
@@ -11,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.leyline import DamagedFileError
 from esper.tolaria.tasks.registry import Split
 from esper.tolaria.tasks.sets import damaged, read_bytes
 
 _IDX_BYTES = 0x08
+_IDX_IMAGE = (28, 28)
 CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_PIXELS = 3 * 32 * 32
 _CLASSES = 10
@@ -27,15 +30,19 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     if len(raw) < start or raw[:4] != bytes((0, 0, _IDX_BYTES, dimensions)):
         raise damaged(path, f"it is not an idx file of bytes in {dimensions} dimensions")
     shape = struct.unpack_from(f">{dimensions}I", raw, 4)
-    if len(raw) - start != int(np.prod(shape)):
-        raise damaged(path, f"it should hold {int(np.prod(shape)):,} values and holds {len(raw) - start:,}")
+    if len(raw) - start != math.prod(shape):  # of Python's numbers, which do not overflow
+        raise damaged(path, f"it should hold {math.prod(shape):,} values and holds {len(raw) - start:,}")
+    if not math.prod(shape):
+        raise damaged(path, "it holds no values")
     return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).view(shape)
 
 
 def read_idx_pair(images: Path, labels: Path) -> Split:
-    """Images `[M, 1, H, W]` as bytes and their labels."""
+    """Images `[M, 1, 28, 28]` as bytes and their labels."""
     x, y = read_idx(images, 3), read_idx(labels, 1)
-    if len(x) != len(y) or not len(x):
+    if x.shape[1:] != _IDX_IMAGE:
+        raise damaged(images, f"its images are {x.shape[1]:,} by {x.shape[2]:,}, not 28 by 28")
+    if len(x) != len(y):
         raise damaged(labels, f"it labels {len(y):,} images and {images.name} holds {len(x):,}")
     return Split(x.unsqueeze(1), _checked_labels(labels, y))
 
@@ -51,23 +58,31 @@ def read_cifar_binary(path: Path) -> Split:
 
 def read_cifar_pickle(path: Path) -> Split:
     """One batch of the python version: a pickled dict with `data [M, 3072]` and `labels`."""
+    raw = read_bytes(path)
     try:
-        batch = _ArrayUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
-        pixels = np.asarray(batch[b"data"])
-        labels = np.asarray(batch[b"labels"], dtype=np.int64)
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        batch = _ArrayUnpickler(io.BytesIO(raw), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle calls what it names with anything, which raises anything
         raise damaged(path, f"it is not a pickled batch: {error}") from None
-    if pixels.dtype != np.uint8 or pixels.shape != (len(labels), _CIFAR_PIXELS) or not len(labels):
-        raise damaged(path, f"its data is {pixels.dtype} of shape {pixels.shape}, with {len(labels)} labels")
+    pixels, labels = (batch.get(b"data"), batch.get(b"labels")) if isinstance(batch, dict) else (None, None)
+    if not isinstance(pixels, np.ndarray) or not isinstance(labels, list) or not labels:
+        raise damaged(path, "it holds no array of data with a list of labels")
+    if pixels.dtype != np.uint8 or pixels.shape != (len(labels), _CIFAR_PIXELS):
+        raise damaged(path, f"its data is {pixels.dtype} of shape {pixels.shape}, with {len(labels):,} labels")
+    if not all(type(label) is int and 0 <= label < _CLASSES for label in labels):
+        raise _wrong_labels(path)
     images = torch.from_numpy(pixels.copy()).view(-1, *CIFAR_SHAPE)
-    return Split(images, _checked_labels(path, torch.from_numpy(labels)))
+    return Split(images, torch.tensor(labels, dtype=torch.int64))
 
 
 def _checked_labels(path: Path, labels: Tensor) -> Tensor:
     y = labels.to(torch.int64)
     if not 0 <= int(y.min()) <= int(y.max()) < _CLASSES:
-        raise damaged(path, f"it holds labels outside 0 to {_CLASSES - 1}")
+        raise _wrong_labels(path)
     return y
+
+
+def _wrong_labels(path: Path) -> DamagedFileError:
+    return damaged(path, f"it holds labels outside 0 to {_CLASSES - 1}")
 
 
 _ARRAY_PARTS = {

@@ -4,6 +4,7 @@ Their hosts and optimisers are plausible, not tuned.
 """
 
 import math
+from pathlib import Path
 
 import torch
 
@@ -11,7 +12,7 @@ from esper.tolaria.tasks.cache import data_folder
 from esper.tolaria.tasks.image_files import CIFAR_SHAPE, read_cifar_binary, read_cifar_pickle, read_idx_pair
 from esper.tolaria.tasks.prepare import hold_out, standardise
 from esper.tolaria.tasks.registry import OptimizerSettings, Split, Splits, task
-from esper.tolaria.tasks.sets import CIFAR10, FASHION_MNIST, MNIST, DataSet, absent_data, find_file, require
+from esper.tolaria.tasks.sets import CIFAR10, FASHION_MNIST, MNIST, DataSet, absent_data, damaged, find_file, require
 
 _VAL_MOST, _VAL_SHARE = 1024, 0.2
 _CLASSES = 10
@@ -21,9 +22,12 @@ _GENERATED = (5000, 1000)
 _GENERATOR_SEED = 0
 
 
-def _finish(samples: Split, test: Split) -> Splits:
-    """Hold some samples out for validation, and standardise by what is left."""
-    train, val = hold_out(samples, min(_VAL_MOST, int(_VAL_SHARE * len(samples))))
+def _finish(samples: Split, test: Split, source: Path | None = None) -> Splits:
+    """Hold some samples, read from `source`, out for validation, and standardise by what is left."""
+    val_samples = min(_VAL_MOST, int(_VAL_SHARE * len(samples)))
+    if source is not None and not val_samples:
+        raise damaged(source, f"{len(samples)} images are too few to hold some out")
+    train, val = hold_out(samples, val_samples)
     return standardise(Splits(train, val, test))
 
 
@@ -49,7 +53,8 @@ def _missing_pickles() -> list[str]:
 def load_cifar10() -> Splits:
     """48,976 / 1,024 / 10,000 images `[3, 32, 32]`, from the binary or the python version of the archive."""
     if not CIFAR10.missing_files():
-        batches = [read_cifar_binary(CIFAR10.path() / name) for name in CIFAR10.md5]
+        folder = CIFAR10.path()
+        batches = [read_cifar_binary(folder / name) for name in CIFAR10.md5]
     elif not _missing_pickles():
         folder = data_folder() / _CIFAR_PICKLED
         batches = [read_cifar_pickle(folder / name.removesuffix(".bin")) for name in CIFAR10.md5]
@@ -57,14 +62,15 @@ def load_cifar10() -> Splits:
         pickled = f"those of the python version into {data_folder() / _CIFAR_PICKLED}"
         raise absent_data("cifar10", f"run 'esper data get cifar10', or {CIFAR10.how_to_place()}, or {pickled}")
     *train, test = batches
-    return _finish(Split(torch.cat([part.x for part in train]), torch.cat([part.y for part in train])), test)
+    samples = Split(torch.cat([part.x for part in train]), torch.cat([part.y for part in train]))
+    return _finish(samples, test, folder)
 
 
 def _load_idx(dataset: DataSet) -> Splits:
     require(dataset)
     files = [find_file(dataset.path(), name) for name in dataset.md5]
     train_x, train_y, test_x, test_y = (file for file in files if file is not None)
-    return _finish(read_idx_pair(train_x, train_y), read_idx_pair(test_x, test_y))
+    return _finish(read_idx_pair(train_x, train_y), read_idx_pair(test_x, test_y), train_x)
 
 
 @task(

@@ -11,6 +11,7 @@ import torch
 
 from esper.leyline import InputError
 from esper.tolaria.tasks.cache import Arrays, cached_arrays, is_cached
+from esper.tolaria.tasks.checks import check_split
 from esper.tolaria.tasks.mnist1d_settings import Setting, canonical_settings, parse_settings
 from esper.tolaria.tasks.prepare import hold_out
 from esper.tolaria.tasks.registry import Loader, OptimizerSettings, Split, Splits, Task, task, task_family
@@ -18,6 +19,7 @@ from esper.tolaria.tasks.registry import Loader, OptimizerSettings, Split, Split
 _KEYS = ("x", "y", "x_test", "y_test")
 _CLASSES = 10
 _VAL_SHARE, _VAL_MOST = 0.2, 1024
+_SHORTEST = 8
 _HOST_SETTINGS = {"channels": (5, 10, 20)}
 _TUNED = OptimizerSettings("adamw", lr=8e-2, schedule="cosine", seed_lr_scale=0.5)
 """Best of the host alone on validation (docs/growth.md); the scale was chosen with seeds in place."""
@@ -41,8 +43,19 @@ def _generate(settings: Mapping[str, Setting]) -> Arrays:
     return {key: made[key].astype(np.float32 if key.startswith("x") else np.int64) for key in _KEYS}
 
 
+def _check(arrays: Arrays) -> None:
+    """Refuse kept arrays that the generator cannot have made."""
+    length = arrays["x"].shape[-1] if arrays["x"].ndim else 0
+    for x, y in ((arrays["x"], arrays["y"]), (arrays["x_test"], arrays["y_test"])):
+        if x.dtype != np.float32 or y.dtype != np.int64 or x.shape != (len(y), length) or length < _SHORTEST:
+            raise ValueError(f"it holds {x.dtype}{x.shape} and {y.dtype}{y.shape}")
+        check_split("it", torch.from_numpy(x), torch.from_numpy(y), _CLASSES)
+    if int(_VAL_SHARE * len(arrays["y"])) < 1:
+        raise ValueError(f"{len(arrays['y'])} series are too few to hold some out")
+
+
 def _load(cache_name: str, settings: Mapping[str, Setting]) -> Splits:
-    arrays = cached_arrays(cache_name, _KEYS, lambda: _generate(settings))
+    arrays = cached_arrays(cache_name, _KEYS, lambda: _generate(settings), _check)
     data = {name: torch.from_numpy(array) for name, array in arrays.items()}
     val_samples = min(_VAL_MOST, int(_VAL_SHARE * len(data["y"])))
     train, val = hold_out(Split(data["x"], data["y"]), val_samples)

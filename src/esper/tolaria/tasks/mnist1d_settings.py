@@ -72,7 +72,7 @@ def _parse_value(key: str, text: str) -> Setting:
         number = int(text) if isinstance(default, int) else float(text)
     except (ValueError, KeyError):
         raise _refusal(f"cannot take {text!r} as {key}, published as {_show(default)}") from None
-    if not (math.isfinite(number) and _LEAST.get(key, -math.inf) <= number <= _MOST.get(key, math.inf)):
+    if not (-math.inf < number < math.inf and _LEAST.get(key, -math.inf) <= number <= _MOST.get(key, math.inf)):
         raise _refusal(f"cannot take {text!r} as {key}: it is out of range")
     return number
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from esper.kasmina import Host, build_host
 from esper.leyline import DEFAULT_EPISODE_LENGTH, unknown_name
+from esper.tolaria.tasks.checks import check_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,22 @@ class Task:
         return math.log(self.classes)
 
     def splits(self) -> Splits:
-        """The data, loaded once per process and shared by all hosts."""
-        return _load_once(self.load)
+        """The data, loaded and checked once per process and shared by all hosts."""
+        splits = _load_once(self.load)
+        if (self.load, self.classes) not in _CHECKED:
+            for name in ("train", "val", "test"):
+                part = getattr(splits, name)
+                check_split(f"the {name} split of task {self.name!r}", part.x, part.y, self.classes)
+            _CHECKED.add((self.load, self.classes))
+        return splits
 
     def build_host(self) -> Host:
         """A fresh host, initialised from torch's global random state."""
         return build_host(self.host, **self.host_settings)
 
 
+_CHECKED: set[tuple[Loader, int]] = set()
+"""Loaders whose data was found in order for that many classes."""
 _REGISTRY: dict[str, Task] = {}
 _RESOLVED: dict[str, Task] = {}
 """Tasks of families that were asked for, by canonical name, so that their data is loaded once."""

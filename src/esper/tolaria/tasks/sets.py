@@ -6,11 +6,13 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.leyline import InputError, unknown_name
+from esper.leyline import DamagedFileError, InputError, unknown_name
 from esper.tolaria.tasks.cache import data_folder
 from esper.tolaria.tasks.registry import tasks_without_download
 
 _MD5_CHUNK = 1 << 20
+_LARGEST = 256 << 20
+"""Bytes of one file, unpacked: several times the largest official one, and no danger to memory."""
 PLACE_ARCHIVE = "put the official archive's files ({files}) into {folder}"
 
 
@@ -102,10 +104,13 @@ def find_file(folder: Path, name: str) -> Path | None:
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unpacked if it is gzipped."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, str(error)) from None
+    if len(content) > _LARGEST:
+        raise damaged(path, f"it holds more than {_LARGEST >> 20} MB")
+    return content
 
 
 def content_md5(path: Path) -> str:
@@ -117,9 +122,9 @@ def content_md5(path: Path) -> str:
     return digest.hexdigest()
 
 
-def damaged(path: Path, reason: str) -> InputError:
+def damaged(path: Path, reason: str) -> DamagedFileError:
     """The one sentence for a file that is cut short or holds something else."""
-    return InputError(f"{path} cannot be used ({reason}); replace it with the official file")
+    return DamagedFileError(f"{path} cannot be used ({reason}); replace it with the official file")
 
 
 def absent_data(task: str, how: str) -> InputError:

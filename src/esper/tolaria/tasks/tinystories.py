@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.tolaria.tasks.byte_pairs import encode, learn_merges
+from esper.tolaria.tasks.byte_pairs import check_merges, encode, learn_merges
 from esper.tolaria.tasks.cache import Arrays, cached_arrays, data_folder
 from esper.tolaria.tasks.prepare import hold_out_end, to_sequences
 from esper.tolaria.tasks.registry import OptimizerSettings, Splits, task
@@ -18,8 +18,10 @@ from esper.tolaria.tasks.sets import absent_data, damaged
 
 _FOLDER = "tinystories"
 _END_LINE = "<|endoftext|>"
+_KEYS = ("train", "test", "merges")
 _VOCABULARY = 512
 _CONTEXT = 64
+_LEAST_TOKENS = {"train": 10 * (_CONTEXT + 1), "test": _CONTEXT + 1}
 _VAL_MOST, _VAL_SHARE, _TEST_MOST = 256, 0.1, 1024
 _TRAIN_BYTES, _TEST_BYTES = 8_000_000, 1_000_000
 """No more than this is read of each file: the full set is 2 GB, and an episode sees little of it."""
@@ -33,7 +35,7 @@ def _files(part: str) -> list[Path]:
     folder = data_folder() / _FOLDER
     found = {path.name.removesuffix(".gz"): path for path in sorted(folder.glob(f"*{part}*.txt.gz"))}
     found.update({path.name: path for path in sorted(folder.glob(f"*{part}*.txt"))})
-    return [found[name] for name in sorted(found)]
+    return [found[name] for name in sorted(found) if found[name].is_file()]
 
 
 def _state() -> str:
@@ -65,7 +67,7 @@ def load_tinystories() -> Splits:
         raise absent_data("tinystories", f"it cannot be downloaded here; {place}")
     stamps = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in (*train, *test)]
     digest = hashlib.sha256("\n".join([*stamps, str(_VOCABULARY)]).encode()).hexdigest()[:16]
-    arrays = cached_arrays(f"{_FOLDER}-{digest}", ("train", "test", "merges"), lambda: _tokenise(train, test))
+    arrays = cached_arrays(f"{_FOLDER}-{digest}", _KEYS, lambda: _tokenise(train, test), _check)
     sequences = to_sequences(arrays["train"], _CONTEXT)
     kept, val = hold_out_end(sequences, min(_VAL_MOST, int(_VAL_SHARE * len(sequences))))
     return Splits(kept, val, to_sequences(arrays["test"], _CONTEXT, _TEST_MOST))
@@ -77,11 +79,20 @@ def _tokenise(train: list[Path], test: list[Path]) -> Arrays:
     merges = learn_merges("\n".join(stories)[:_LEARN_CHARACTERS], _VOCABULARY)
     unseen = [story for path in test for story in read_stories(path, _TEST_BYTES)]
     made: Arrays = {"merges": np.array(merges, np.uint16).reshape(-1, 2)}
-    for name, part, paths, least in (("train", stories, train, 10), ("test", unseen, test, 1)):
+    for name, part, paths in (("train", stories, train), ("test", unseen, test)):
         made[name] = np.array(encode(part, merges), np.uint16)
-        if len(made[name]) <= least * (_CONTEXT + 1):
+        if len(made[name]) <= _LEAST_TOKENS[name]:
             raise damaged(paths[0], f"{len(made[name])} tokens are too few for sequences of {_CONTEXT}")
     return made
+
+
+def _check(arrays: Arrays) -> None:
+    """Refuse kept arrays that `_tokenise` cannot have made."""
+    for name, least in _LEAST_TOKENS.items():
+        tokens = arrays[name]
+        if tokens.dtype != np.uint16 or tokens.ndim != 1 or len(tokens) <= least or tokens.max() >= _VOCABULARY:
+            raise ValueError(f"{name} is {tokens.dtype}{tokens.shape}, or holds tokens beyond {_VOCABULARY}")
+    check_merges(arrays["merges"], _VOCABULARY)
 
 
 def read_stories(path: Path, most_bytes: int) -> list[str]:

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import torch
 
-from esper.leyline import InputError, unknown_name
+from esper.leyline import DamagedFileError, InputError, unknown_name
 from esper.tolaria.tasks.prepare import hold_out, standardise
 from esper.tolaria.tasks.registry import OptimizerSettings, Split, Splits, Task, task_family
 from esper.tolaria.tasks.sets import damaged
 
 _VAL_MOST, _VAL_SHARE = 1024, 0.2
 _SHORTEST = 8
+_MOST = 1000
+"""Classes, and channels of a series, beyond which a file is not what it says."""
 _INSTALL = "pip install 'esper[ucr]'"
 
 
@@ -41,25 +43,42 @@ def _read_header(path: Path) -> _Header | None:
     """
     fields: dict[str, list[str]] = {}
     first = ""
-    with path.open() as file:
-        for line in file:
-            if line.startswith("@"):
-                key, *values = line[1:].split()
-                fields[key.lower()] = values
-            elif line.strip() and "data" in fields:
-                first = line
-                break
-    labelled, *classes = fields.get("classlabel", ["false"])
-    equal = fields.get("equallength", ["true"])
-    if labelled.lower() != "true" or len(classes) < 2 or equal[0].lower() != "true" or ":" not in first:
+    for line in _read_lines(path):
+        if line.startswith("@"):
+            key, *values = line[1:].split() or [""]
+            fields[key.lower()] = values
+        elif line.strip() and "data" in fields:
+            first = line
+            break
+    labelled, *classes = fields.get("classlabel") or ["false"]
+    equal = fields.get("equallength") or ["true"]
+    channels = first.count(":")
+    if labelled.lower() != "true" or equal[0].lower() != "true":
         return None
-    return _Header(tuple(classes), first.count(":"))
+    if not 2 <= len(set(classes)) <= _MOST or len(set(classes)) < len(classes) or not 1 <= channels <= _MOST:
+        return None
+    return _Header(tuple(classes), channels)
 
 
-def _usable(folder: Path) -> dict[str, Path]:
-    """The training files of the sets that a host can learn, by name."""
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from None
+
+
+def _complete(folder: Path) -> dict[str, Path]:
+    """The training files of the sets that have a test file too, by name."""
     found = {path.name.removesuffix("_TRAIN.ts"): path for path in sorted(folder.glob("*/*_TRAIN.ts"))}
-    return {name: path for name, path in found.items() if _test_file(path).is_file() and _read_header(path)}
+    return {name: path for name, path in found.items() if path.is_file() and _test_file(path).is_file()}
+
+
+def _is_usable(path: Path) -> bool:
+    """Whether a host can learn the set; one that is damaged is no reason not to offer the others."""
+    try:
+        return _read_header(path) is not None
+    except DamagedFileError:
+        return False
 
 
 def _test_file(train: Path) -> Path:
@@ -68,7 +87,7 @@ def _test_file(train: Path) -> Path:
 
 def read_series(path: Path, header: _Header) -> Split:
     """Series `[M, C, L]` and the places of their labels among the header's classes."""
-    lines = path.read_text().splitlines()
+    lines = _read_lines(path)
     start = next((at for at, line in enumerate(lines) if line.strip().lower() == "@data"), len(lines))
     rows = [line.strip().split(":") for line in lines[start + 1 :] if line.strip()]
     try:
@@ -76,15 +95,21 @@ def read_series(path: Path, header: _Header) -> Split:
         y = torch.tensor([header.classes.index(row[-1]) for row in rows])
     except ValueError as error:
         raise damaged(path, str(error)) from None
-    if x.ndim != 3 or x.shape[1] != header.channels or not x.isfinite().all():
+    if x.ndim != 3 or x.shape[1] != header.channels:
         raise damaged(path, f"its values are of shape {tuple(x.shape)}, with {header.channels} channels announced")
+    if not x.isfinite().all():
+        count = int((~x.flatten(1).isfinite().all(1)).sum())
+        raise damaged(path, f"{count} of its series hold NaN or infinity")
     return Split(x, y)
 
 
 def _load(train: Path, header: _Header) -> Splits:
     samples, test = read_series(train, header), read_series(_test_file(train), header)
-    if samples.x.shape[2] < _SHORTEST:
-        raise damaged(train, f"series of {samples.x.shape[2]} values are too short for the host")
+    if samples.x.shape[2] < _SHORTEST or len(samples) < 2:
+        raise damaged(train, f"{len(samples)} series of {samples.x.shape[2]} values are too few or too short")
+    if samples.x.shape[2] != test.x.shape[2]:
+        lengths = f"{test.x.shape[2]} values, and those of {train.name} of {samples.x.shape[2]}"
+        raise damaged(_test_file(train), f"its series are of {lengths}")
     kept, val = hold_out(samples, min(_VAL_MOST, max(1, int(_VAL_SHARE * len(samples)))))
     return standardise(Splits(kept, val, test))
 
@@ -99,15 +124,14 @@ def make_ucr(name: str) -> Task:
     folder = _folder()
     if folder is None:
         raise InputError(f"the series of task 'ucr:{name}' are part of the package aeon; get it with: {_INSTALL}")
-    usable = _usable(folder)
-    if name not in usable:
-        raise unknown_name("UCR set", name, usable)
-    header = _read_header(usable[name])
-    assert header is not None
+    complete = _complete(folder)
+    header = _read_header(complete[name]) if name in complete else None
+    if header is None:
+        raise unknown_name("UCR set", name, [other for other, path in complete.items() if _is_usable(path)])
     return Task(
         f"ucr:{name}",
         f"{name} of the UCR archive",
-        partial(_load, usable[name], header),
+        partial(_load, complete[name], header),
         "conv1d",
         len(header.classes),
         {"inputs": header.channels, "channels": (8, 16, 32), "classes": len(header.classes)},
