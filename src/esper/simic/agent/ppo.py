@@ -34,7 +34,7 @@ from esper.leyline import (
     InputError,
     SlotConfig,
 )
-from esper.simic.agent.arguments import checked_epochs, require_same_heads, resolve_device
+from esper.simic.agent.arguments import checked_epochs, require_same_heads
 from esper.simic.agent.entropy import EntropySchedule, fewest_valid
 from esper.simic.agent.losses import (
     DEFAULT_HUBER_DELTA,
@@ -63,6 +63,7 @@ from esper.simic.agent.value_memory import ValueMemory
 from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
 from esper.simic.control.mask_counts import mask_hit_rates
 from esper.simic.control.normalization import RunningMeanStd
+from esper.tolaria.compute import find_device
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class PPOAgent:
     hidden_storage: Literal["all", "first"] = "all"
     """Which LSTM states the buffer keeps."""
     device: str = "auto"
-    """"auto" takes CUDA where there is one."""
+    """"cpu", "cuda", "cuda:1"; "auto" takes CUDA where there is one."""
     compile_network: bool = False
     lr: float = DEFAULT_LEARNING_RATE
     head_lr_scale: Mapping[str, float] = field(default_factory=dict)
@@ -140,7 +141,7 @@ class PPOAgent:
     updates: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.device = resolve_device(self.device)
+        self.device = str(find_device(self.device))
         self.recurrent_n_epochs = checked_epochs(self.recurrent_n_epochs)
         if not 1 <= self.num_minibatches <= self.num_envs:
             raise InputError(f"num_minibatches is {self.num_minibatches}; choose 1 to {self.num_envs}, the num_envs")
