@@ -10,9 +10,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from esper.leyline import InputError, SlotConfig, write_atomically
 from esper.nissa import pack_state, read_state
 from esper.simic.agent.network import FactoredRecurrentActorCritic
+from esper.simic.agent.optimizer import restore_optimizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.control.action_spec import ActionSpec
 
@@ -102,7 +105,7 @@ def _build_agent(state: dict[str, Any], device: str) -> PPOAgent:
         device=device,
         **config,
     )
-    agent.optimizer.load_state_dict(state["optimizer_state_dict"])
+    restore_optimizer(agent.optimizer, state["optimizer_state_dict"], torch.device(agent.device))
     agent.return_scale.load_state_dict(state["return_scale"])
     agent.memory.load_state_dict(state["value_memory"], agent.device)
     agent.total_steps, agent.updates = state["counters"]["total_steps"], state["counters"]["updates"]

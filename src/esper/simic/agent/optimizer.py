@@ -53,7 +53,14 @@ def build_optimizer(
 
 def adam_kernels(device: torch.device) -> dict[str, Any]:
     """Which implementation of Adam to use: one fused kernel on CUDA, multi-tensor calls elsewhere."""
-    return {"fused": True} if device.type == "cuda" else {"foreach": True}
+    fused = device.type == "cuda"
+    return {"fused": True, "foreach": None} if fused else {"fused": None, "foreach": True}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], device: torch.device) -> None:
+    """Load the state of an optimiser that may have run on another device, whose kernels it names."""
+    groups = [{**group, **adam_kernels(device)} for group in state["param_groups"]]
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 class GradientNorms(NamedTuple):

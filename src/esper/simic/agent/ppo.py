@@ -242,7 +242,7 @@ class PPOAgent:
         buffer = self.buffer if buffer is None else buffer
         require_same_heads("buffer", buffer.spec, self.spec)
         valid = buffer.valid
-        steps = int(valid.sum())
+        steps = int(buffer.step_counts.sum())
         if steps == 0:
             return empty_metrics(self.spec, float(self.return_scale.scale))
         if obs_normalizer is not None:

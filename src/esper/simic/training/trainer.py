@@ -16,6 +16,7 @@ from esper.simic.agent.cloning import clone
 from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.control import observation_width
 from esper.simic.telemetry import Anomaly
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.controller import LearnedController, fresh_normalizer, restore_normalizer
@@ -95,8 +96,8 @@ class Trainer:
         self.world = self._open_world(config.in_round(self.round))
         if not resume:
             torch.manual_seed(config.seed)
-            self.normalizer = fresh_normalizer(self.world.num_slots)
             self.agent = self._make_agent()
+            self.normalizer = fresh_normalizer(self.agent)
         self._remember()
 
     def run(self) -> TrainingSummary:
@@ -283,7 +284,7 @@ class Trainer:
         have, wanted = self.agent.num_envs, self.config.envs * len(self.config.tasks)
         if have != wanted:
             raise InputError(f"the checkpoint is of {have} hosts; the config asks for {wanted}")
-        self.normalizer = restore_normalizer(extra["normalizer"], self.agent.state_dim)
+        self.normalizer = restore_normalizer(extra["normalizer"], self.agent)
         self.round, self._best, self._lessons = extra["round"], extra["best"], extra["lessons"]
         self.baselines, self.history = extra["baselines"], extra["history"]
         self._instruments.load_state_dict(extra["instruments"])
@@ -294,7 +295,7 @@ class Trainer:
         length = max(config.episode_length or find_task(task).episode_length for task in config.tasks)
         steps = config.entropy_decay * config.rounds * self.world.num_envs * length
         agent = PPOAgent(
-            state_dim=self.normalizer.mean.numel(),
+            state_dim=observation_width(self.world.num_slots),
             slot_config=SlotConfig.of_size(self.world.num_slots),
             num_envs=self.world.num_envs,
             max_steps=length,
@@ -302,7 +303,9 @@ class Trainer:
             **config.to_ppo_kwargs(),
         )
         with torch.no_grad():
-            last_layer(agent._base_network.policy_head("op")).bias.add_(torch.tensor(config.op_bias))
+            last_layer(agent._base_network.policy_head("op")).bias.add_(
+                torch.tensor(config.op_bias, device=agent.device)
+            )
         return agent
 
     def _set_learning_rate(self) -> None:
