@@ -17,6 +17,7 @@ from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_mas
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
 from esper.kasmina.optimizer_groups import SeedGroups, add_seed, check_owns, remove_seed
 from esper.kasmina.probe import Example, Where, probe_sites
+from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.sites import SiteShape
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.slot_view import SlotView
@@ -71,7 +72,9 @@ class GraftedModel(nn.Module):
         self._grafted_dtype = _floating_dtype(host)
         for site, slot in zip(sites, self._slots, strict=True):
             # A bound method of a module is copied along by deepcopy; a closure would still serve the original.
-            host.get_submodule(site.path).register_forward_hook(slot.inject)
+            neighbour = host.get_submodule(site.path)
+            neighbour.register_forward_hook(slot.inject)
+            slot.to(self._place(site, neighbour)[0])
 
     @property
     def _slots(self) -> list[Slot]:
@@ -217,8 +220,9 @@ class GraftedModel(nn.Module):
 
         One norm over all parameters would let a seed shrink its host's gradients, and isolation would end.
         """
-        parts = [list(part.parameters()) for part in (self.host, *self.slots)]
-        return torch.stack([clip_grad_norm_(part, max_norm) if part else torch.zeros(()) for part in parts])
+        norms = [clip_grad_norm_(list(part.parameters()), max_norm) for part in (self.host, *self.slots)]
+        # Without gradients torch gives a zero on the CPU, and parts may be on several devices.
+        return torch.stack([norm.to(norms[0].device) for norm in norms])
 
     def follow(self, table: SlotTable) -> None:
         """Make modules, alphas, isolation and optimiser groups what `table` says, and keep it as the table."""
@@ -244,7 +248,8 @@ class GraftedModel(nn.Module):
         neighbour = self.host.get_submodule(site.path)
         # Also when called under inference mode, which would make parameters that can never be trained.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
+            # The generator of the CPU alone: seeds are made there, and others may draw from those of devices.
+            torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
             seed = find_blueprint(site.shape.family, blueprint_id).build(site.shape)
             seed.to(*self._place(site, neighbour)).train(neighbour.training)
         if self.optimizer is not None:
@@ -282,8 +287,7 @@ class GraftedModel(nn.Module):
         own = f"slots.{index}.seed."
         state = {name: p if name.startswith(own) else p.detach() for name, p in self.named_parameters()}
         state.update((name, buffer.clone()) for name, buffer in self.named_buffers())
-        devices = {tensor.device for tensor in state.values() if tensor.device.type == "cuda"}
-        with torch.random.fork_rng(devices), self._slots[index].override_alpha(1.0):
+        with keeping_random_state(self), self._slots[index].override_alpha(1.0):
             return functional_call(self, state, args, kwargs)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import NOT_MEASURED, GraftedModel
+from esper.kasmina.random_state import keeping_random_state, random_state
 from esper.leyline import InputError, unknown_name
 
 Measure = Literal["score", "loss"]
@@ -66,15 +67,14 @@ class Evaluator:
 
     def read(self) -> Reading:
         """Evaluate the network, and once more without each blended seed, all on the same random numbers."""
-        grafted, start = self._grafted, torch.get_rng_state()
+        grafted, start = self._grafted, random_state(self._grafted)
         contributions = torch.full_like(grafted.table.contribution, NOT_MEASURED)
         reading = self._reading(self._ask(), contributions)
         if not reading.finite:
             return reading
         blended = (grafted.table.occupied & (grafted.table.alpha > 0))[0].nonzero().flatten().tolist()
         for index in blended:
-            with torch.random.fork_rng(), _silenced(grafted, index):
-                torch.set_rng_state(start)
+            with keeping_random_state(grafted, start), _silenced(grafted, index):
                 without = self._score(self._ask())
             if math.isfinite(without):
                 contributions[0, index] = reading.score - without

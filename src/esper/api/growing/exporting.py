@@ -34,7 +34,10 @@ def export(grafted: GraftedModel, example: Any, path: Path | None) -> nn.Module:
 def _write_code(folded: Folded, example: Any, path: Path) -> None:  # noqa: ARG001  # as the others
     weights = path.with_suffix(".pt")
     path.write_text(emit_source(folded, weights.name))
-    torch.save(folded.network.state_dict(), weights)
+    state = folded.network.state_dict()
+    for name, value in state.items():
+        state[name] = value.cpu() if isinstance(value, Tensor) else value  # so that it loads on any machine
+    torch.save(state, weights)
 
 
 def _write_program(folded: Folded, example: Any, path: Path) -> None:
