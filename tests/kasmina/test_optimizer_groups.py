@@ -54,6 +54,20 @@ def test_a_seed_brings_its_group_and_takes_it_along(optimizer_class: Any) -> Non
     train_step(model)
 
 
+def test_a_learning_rate_that_is_a_tensor_is_not_shared_with_the_host() -> None:
+    host = make_mlp()
+    rate = torch.tensor(0.1)
+    betas = (torch.tensor(0.9), torch.tensor(0.999))
+    optimizer = torch.optim.AdamW(host.parameters(), lr=rate, betas=betas, foreach=False)
+    model = make_grafted(model=host, optimizer=optimizer)
+    model.germinate("1", "mlp")
+    theirs, own = optimizer.param_groups
+    assert not any(mine is its for mine, its in zip(own["betas"], theirs["betas"], strict=True))
+    torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda _: 1.0, lambda _: 0.1])
+    assert (float(theirs["lr"]), float(own["lr"])) == pytest.approx((0.1, 0.01))
+    train_step(model)
+
+
 def test_a_seed_takes_the_settings_of_the_group_that_trains_its_neighbour() -> None:
     host = make_mlp()
     groups = [

@@ -83,6 +83,18 @@ def test_training_after_a_rollback_goes_as_it_would_have_without(optimizer_class
     assert all(torch.equal(a, b) for a, b in zip(first, go_on(), strict=True))
 
 
+def test_a_learning_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    host = make_mlp()
+    rate = torch.tensor(0.1)
+    model = make_grafted(model=host, optimizer=torch.optim.AdamW(host.parameters(), lr=rate, foreach=False))
+    snapshot = take_snapshot(model)
+    rate.fill_(0.5)
+    restore_snapshot(model, snapshot)
+    assert model.optimizer is not None
+    assert model.optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (False, "cpu")])
 def test_step_counts_are_restored_where_the_optimizer_reads_them(fused: bool, device: str) -> None:
     parameter = torch.empty(2, device="meta")

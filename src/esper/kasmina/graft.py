@@ -18,6 +18,7 @@ from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_mas
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
 from esper.kasmina.optimizer_groups import SeedGroups, check_owns
 from esper.kasmina.probe import Example, Where, check_initialised, probe_sites
+from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import carry_seeds, growth_on, remove_slots
 from esper.kasmina.slot import Slot
 from esper.kasmina.slot_view import SlotView
@@ -54,7 +55,9 @@ class GraftedModel(nn.Module):
         self.score = torch.tensor([NOT_MEASURED])
         for site, slot in zip(sites, self._slots, strict=True):
             # A bound method of a module is copied along by deepcopy; a closure would still serve the original.
-            host.get_submodule(site.path).register_forward_hook(slot.inject)
+            neighbour = host.get_submodule(site.path)
+            neighbour.register_forward_hook(slot.inject)
+            slot.to(self.growth.place(host, site)[0])
         carry_seeds(host, self.growth)
         self.register_load_state_dict_pre_hook(_name_host)  # type: ignore[no-untyped-call]
 
@@ -241,8 +244,9 @@ class GraftedModel(nn.Module):
 
         One norm over all parameters would let a seed shrink its host's gradients, and isolation would end.
         """
-        parts = [list(part.parameters()) for part in (self.host, *self.slots)]
-        return torch.stack([clip_grad_norm_(part, max_norm) if part else torch.zeros(()) for part in parts])
+        norms = [clip_grad_norm_(list(part.parameters()), max_norm) for part in (self.host, *self.slots)]
+        # Without gradients torch gives a zero on the CPU, and parts may be on several devices.
+        return torch.stack([norm.to(norms[0].device) for norm in norms])
 
     def follow(self, table: SlotTable) -> None:
         """Make modules, alphas, isolation and optimiser groups what `table` says, and keep it as the table."""
@@ -288,8 +292,7 @@ class GraftedModel(nn.Module):
         own = f"slots.{index}.seed."
         state = {name: p if name.startswith(own) else p.detach() for name, p in self.named_parameters()}
         state.update((name, buffer.clone()) for name, buffer in self.named_buffers())
-        devices = {tensor.device for tensor in state.values() if tensor.device.type == "cuda"}
-        with torch.random.fork_rng(devices), self._slots[index].override_alpha(1.0):
+        with keeping_random_state(self), self._slots[index].override_alpha(1.0):
             return functional_call(self, state, args, kwargs)
 
 

@@ -93,15 +93,17 @@ class Growth:
         neighbour = host.get_submodule(site.path)
         # Also when called under inference mode, which would make parameters that can never be trained.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
+            # The generator of the CPU alone: seeds are made there, and others may draw from those of devices.
+            torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
             seed = find_blueprint(site.shape.family, blueprint_id).build(site.shape)
-            seed.to(*self._place(host, site, neighbour)).train(neighbour.training)
+            seed.to(*self.place(host, site)).train(neighbour.training)
         if self.optimizer is not None:
             add_seed(self.optimizer, site.slot_id, seed, host, site.path, self.seed_groups)
         slot.plant(seed, blueprint_id)
 
-    def _place(self, host: nn.Module, site: Site, neighbour: nn.Module) -> tuple[torch.device, torch.dtype]:
+    def place(self, host: nn.Module, site: Site) -> tuple[torch.device, torch.dtype]:
         """Device and dtype of a seed: those of the submodule it sits behind, as far as that has weights."""
+        neighbour = host.get_submodule(site.path)
         device = next((p.device for module in (neighbour, host) for p in module.parameters()), torch.device("cpu"))
         now = floating_dtype(host)
         moved = now if now != self._grafted_dtype else None

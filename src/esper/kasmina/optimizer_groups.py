@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Adagrad, Muon, Optimizer, SparseAdam
+from torch.utils._pytree import tree_map_only
 
 from esper.leyline import InputError
 
@@ -47,7 +48,7 @@ def add_seed(
         if "param_names" in reference:
             reference["param_names"].extend(name for name, _ in named)
     else:
-        settings = {key: copy.copy(value) for key, value in reference.items() if key not in ("params", "param_names")}
+        settings = {key: _own(value) for key, value in reference.items() if key not in ("params", "param_names")}
         params = named if "param_names" in reference else [parameter for _, parameter in named]
         optimizer.add_param_group({**settings, "params": params, SLOT_KEY: slot_id})
     if isinstance(optimizer, Adagrad):
@@ -99,6 +100,11 @@ def _group_for(optimizer: Optimizer, host: nn.Module, path: str) -> dict[str, An
         if trained:
             return group_of[id(min(trained, key=_is_vector))]  # the first of the matrices, if there are any
     return optimizer.param_groups[0]
+
+
+def _own(value: Any) -> Any:
+    """A copy of a setting that shares no tensor with it: schedulers change a tensor learning rate in place."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), copy.copy(value))
 
 
 def _is_vector(parameter: Tensor) -> bool:

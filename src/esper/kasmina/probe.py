@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.sites import Family, SiteShape, infer_family, site_shape
 from esper.leyline import InputError, unknown_name
 
@@ -142,9 +143,7 @@ def _outputs(
         for name, module in modules.items():
             hook = module.register_forward_hook(lambda _m, _i, output, name=name: note(name, output))
             stack.callback(hook.remove)
-        # Named, because torch warns about saving the random state of every device that a machine has.
-        devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(keeping_random_state(model))
         stack.enter_context(torch.no_grad())
         model.eval()
         try:

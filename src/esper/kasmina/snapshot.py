@@ -172,7 +172,7 @@ def _restore_groups(model: GraftedModel, optimizer: Optimizer, snapshots: list[_
     restored = []
     for snapshot in snapshots:
         group = next(host_groups) if snapshot.slot_id is None else seed_groups[snapshot.slot_id]
-        group.update(copy.deepcopy(snapshot.settings))
+        _restore_settings(group, snapshot.settings)
         # A fused kernel reads the step count where its parameter is.
         counts_beside = bool(group.get("fused") or group.get("capturable"))
         own = iter([parameter for parameter in group["params"] if id(parameter) not in seeds])
@@ -186,6 +186,15 @@ def _restore_groups(model: GraftedModel, optimizer: Optimizer, snapshots: list[_
                 }
         restored.append(group)
     optimizer.param_groups[:] = restored
+
+
+def _restore_settings(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    for key, value in copy.deepcopy(dict(saved)).items():
+        present = group.get(key)
+        if isinstance(present, Tensor) and isinstance(value, Tensor):
+            present.copy_(value)  # a learning rate that is a tensor stays that tensor, where it is
+        else:
+            group[key] = value
 
 
 def _place(value: Any, old: Any, parameter: Tensor, counts_beside: bool) -> Any:

@@ -50,14 +50,27 @@ class ComputeSettings:
 DEFAULT_COMPUTE = ComputeSettings()
 
 
+def present_devices() -> list[str]:
+    """Names of the devices that this machine has."""
+    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; "auto" is the first CUDA device, or the CPU where there is none."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    return find_devices([name])[0]
+
+
 def find_devices(names: Sequence[str]) -> list[torch.device]:
     """The devices of these names; one that this machine lacks is an error."""
-    devices = [torch.device(name) for name in names]
-    if all(device.type == "cpu" for device in devices):
-        return devices  # and CUDA is not even asked
-    present = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    numbered = [torch.device(device.type, device.index or 0) if device.type == "cuda" else device for device in devices]
-    for name, device in zip(names, numbered, strict=True):
-        if str(device) not in present:
-            raise unknown_name("device", name, present)
-    return numbered
+    if any(name != "cpu" for name in names):  # or CUDA is not even asked
+        present = present_devices()
+        for name in names:
+            if _numbered(name) not in present:
+                raise unknown_name("device", name, present)
+    return [torch.device(_numbered(name)) for name in names]
+
+
+def _numbered(name: str) -> str:
+    return "cuda:0" if name == "cuda" else name

@@ -73,7 +73,7 @@ class BatchStream:
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Inside, torch's global random state is a fresh one drawn from `generator`; outside it is untouched."""
+    """Inside, torch's random state on the CPU is a fresh one drawn from `generator`; outside it is untouched."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         yield

@@ -22,7 +22,7 @@ SLOTS = 3
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
     agent = PPOAgent(state_dim=observation_width(SLOTS), lstm_hidden_dim=8, device="cpu")
-    normalizer = fresh_normalizer(SLOTS).state_dict()
+    normalizer = fresh_normalizer(agent).state_dict()
     save_checkpoint(tmp_path / "controller.pt", agent, {"normalizer": normalizer})
     return str(tmp_path / "controller.pt")
 

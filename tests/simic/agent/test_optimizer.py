@@ -12,7 +12,7 @@ def test_without_decay_it_is_plain_adam() -> None:
     assert type(optimizer) is torch.optim.Adam
     assert optimizer.defaults["eps"] == 1e-5
     assert optimizer.defaults["foreach"] is True
-    assert adam_kernels(torch.device("cuda")) == {"fused": True}
+    assert adam_kernels(torch.device("cuda")) == {"fused": True, "foreach": None}
 
 
 def test_decay_reaches_the_critic_only() -> None:

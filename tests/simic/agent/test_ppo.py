@@ -255,20 +255,6 @@ def test_an_update_clears_the_round_and_counts_it() -> None:
     assert agent.update()["empty"]
 
 
-def test_an_unknown_cuda_device_falls_back_to_the_cpu_out_loud(caplog: pytest.LogCaptureFixture) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has CUDA")
-    assert make_agent(device="cuda:0").device == "cpu"
-    assert "no CUDA" in caplog.text
-    assert make_agent(device="auto").device == "cpu"
-
-
-def test_everything_lives_on_the_device_of_the_agent() -> None:
-    agent = make_agent()
-    tensors = [*agent._base_network.parameters(), agent.buffer.obs, *agent.buffer.masks.values(), agent.buffer.hidden_h]
-    assert {tensor.device.type for tensor in tensors} == {agent.device}
-
-
 def test_one_step_in_one_environment_is_enough_to_update() -> None:
     metrics = agent_with_round(num_envs=1, max_steps=1).update()
     assert not metrics["empty"]

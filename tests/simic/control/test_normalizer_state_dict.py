@@ -5,6 +5,7 @@ import torch
 
 from esper.leyline import InputError
 from esper.simic.control import RewardNormalizer, RunningMeanStd
+from tests.second_device import SECOND
 
 
 @pytest.mark.parametrize("momentum", [None, 0.9])
@@ -23,14 +24,18 @@ def test_running_statistics_round_trip_without_aliasing(momentum: float | None) 
     torch.testing.assert_close(target.state_dict(), source.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("second_device")
 def test_running_statistics_load_across_devices() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a second device")
     source = RunningMeanStd((3,))
     source.update(torch.randn(50, 3))
-    target = RunningMeanStd((3,), device="cuda")
+    target = RunningMeanStd((3,), device=SECOND)
     target.load_state_dict(source.state_dict())
-    assert target.device.type == "cuda"
+    assert target.device == SECOND
+    batch = torch.randn(4, 3)
+    assert torch.equal(target.normalize(batch.to(SECOND)).cpu(), source.normalize(batch))
+    for statistics in (source, target):
+        statistics.update(batch)  # from any device
+    assert target.to("cpu").mean.equal(source.mean)
 
 
 def test_running_statistics_refuse_what_does_not_fit() -> None:

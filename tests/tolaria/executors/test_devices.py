@@ -1,5 +1,6 @@
 """Hosts on several devices: the same episodes as on one, streams in order, and no stream where there is no CUDA."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -19,9 +20,11 @@ from esper.tolaria import (
     OptimizerSettings,
     Population,
     StackedExecutor,
+    compute,
 )
 from esper.tolaria.executors import DeviceExecutor
 from esper.tolaria.executors.devices import SideStream
+from tests.second_device import SECOND
 from tests.worlds import HOST_SETTINGS, host_task, tiny_task
 
 CPU = torch.device("cpu")
@@ -192,6 +195,17 @@ def test_a_device_that_is_not_there_is_one_clear_error(monkeypatch: pytest.Monke
         population("cuda")
 
 
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+def test_starting_hosts_leaves_the_generators_of_devices_alone(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(seed: int) -> None:
+        raise AssertionError("a generator of a device was seeded")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", refuse)
+    one = Population(tiny_task(), 2, executor=executor)
+    one.start(range(2))
+    live(one, 3)
+
+
 @pytest.mark.parametrize(
     ("compute", "message"),
     [
@@ -211,6 +225,29 @@ def test_what_only_loop_can_do_is_refused_by_stacked_and_looped_by_choice(comput
     with pytest.raises(InputError, match=r"executor 'stacked' computes in float32.*Use the executor 'loop'"):
         Population(tiny_task(), 32, settings, executor="stacked")
     assert not isinstance(Population(tiny_task(), 32, settings, executor="auto").executor, StackedExecutor)
+
+
+@pytest.mark.parametrize("host", ["conv1d", "transformer"])
+@pytest.mark.usefixtures("second_device")
+def test_hosts_on_two_devices_live_the_same_episodes(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "_DEVICE_NAME", re.compile(f"cpu|{SECOND}"))
+    task = host_task(host, optimizer=OptimizerSettings("sgd", lr=1e-2))
+
+    def lived(*devices: str) -> Population:
+        made = Population(task, 2, EpisodeSettings(compute=ComputeSettings(devices=devices)), executor="loop")
+        made.start(range(2))
+        live(made, 6)
+        with torch.no_grad():  # one host panics and is taken back
+            next(made.executor.network(1).parameters()).fill_(torch.nan)
+        live(made, 2, seed=1)
+        made.load_state_dict(made.state_dict())
+        live(made, 1, seed=2)
+        return made
+
+    two, one = lived("cpu", str(SECOND)), lived("cpu")
+    assert {parameter.device for parameter in two.executor.network(1).parameters()} == {SECOND}
+    assert two.table.stage.equal(one.table.stage)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(weights(two), weights(one), strict=True))
 
 
 @pytest.mark.parametrize("host", HOST_SETTINGS)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from esper.api.growing.ranks import mean_over_ranks
 from esper.api.growing.scale import Scale
 from esper.kasmina import NOT_MEASURED, GraftedModel
+from esper.kasmina.random_state import keeping_random_state, random_state
 from esper.leyline import InputError
 
 _RETURNED = "evaluate returned"
@@ -54,14 +55,13 @@ class Evaluator:
 
     def read(self) -> Reading:
         """Evaluate the network, and once more without each blended seed, all on the same random numbers."""
-        grafted, start = self._grafted, torch.get_rng_state()
+        grafted, start = self._grafted, random_state(self._grafted)
         contributions = torch.full_like(grafted.table.contribution, NOT_MEASURED)
         blended = (grafted.table.occupied & (grafted.table.alpha > 0))[0].nonzero().flatten().tolist()
         own = self._ask()
         without = [math.nan] * len(blended)
         for place, index in enumerate(blended if math.isfinite(own) else []):
-            with torch.random.fork_rng(), silenced(grafted, index):
-                torch.set_rng_state(start)
+            with keeping_random_state(grafted, start), silenced(grafted, index):
                 without[place] = self._ask()
         value, *others = self._over_ranks([own, *without])
         if not math.isfinite(value):

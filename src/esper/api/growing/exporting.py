@@ -44,8 +44,11 @@ def _weights_of(path: Path) -> Path:
 
 def _write_code(folded: Folded, example: Any, path: Path) -> None:  # noqa: ARG001  # as the others
     weights = _weights_of(path)
+    state = folded.network.state_dict()
+    for name, value in state.items():
+        state[name] = value.cpu() if isinstance(value, Tensor) else value  # so that it loads on any machine
     packed = io.BytesIO()
-    torch.save(folded.network.state_dict(), packed)
+    torch.save(state, packed)
     source = emit_source(folded, weights.name)
     write_atomically(weights, packed.getvalue())
     write_atomically(path, source.encode())

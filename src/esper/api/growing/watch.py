@@ -46,7 +46,8 @@ class OptimizerWatch:
     def _forget(self) -> None:
         slots = len(self._grafted.sites)
         self.steps = 0
-        self._sums = torch.zeros(slots)
+        # Sums stay where the gradients are: reading them at every step would make the CPU wait for the device.
+        self._sums = list(torch.zeros(slots).unbind())
         self._counts = torch.zeros(slots)
         self._host = torch.full((1,), torch.nan)
 
@@ -55,14 +56,15 @@ class OptimizerWatch:
             return
         if self.steps == 0:
             gradients = [p.grad for p in self._grafted.host.parameters() if p.grad is not None]
-            self._host[0] = get_total_norm(gradients) if gradients else torch.nan
+            self._host = get_total_norm(gradients).view(1) if gradients else torch.full((1,), torch.nan)
         self.steps += 1
         for index, slot in enumerate(self._slots):
             if slot.seed is None:
                 continue
             gradients = [p.grad for p in slot.parameters() if p.grad is not None]
             if gradients:
-                self._sums[index] += get_total_norm(gradients).to(self._sums.device)
+                norm = get_total_norm(gradients)
+                self._sums[index] = self._sums[index].to(norm.device).add_(norm)
                 self._counts[index] += 1
             # Whoever clears gradients through the model they knew before would let those of seeds pile up.
             for parameter in slot.parameters():
@@ -92,18 +94,25 @@ class OptimizerWatch:
 
     def read(self) -> Watched:
         """What was seen since the last reading; counting starts anew."""
-        means = torch.where(self._counts > 0, self._sums / self._counts.clamp(min=1), 0.0)
-        watched = Watched(self.steps, means[None], self._host)
+        sums, counts, host = self._seen()
+        means = torch.where(counts > 0, sums / counts.clamp(min=1), 0.0)
+        watched = Watched(self.steps, means[None], host)
         self._epoch_steps, self._warned = self.steps, False
         self._forget()
         return watched
 
+    def _seen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums, counts and the host's norm, copied to the CPU."""
+        sums = torch.stack([total.cpu() for total in self._sums])
+        return sums, self._counts.clone(), self._host.to("cpu", torch.float32, copy=True)
+
     def state_dict(self) -> dict[str, Any]:
         """What was seen so far."""
-        tensors = {"sums": self._sums.clone(), "counts": self._counts.clone(), "host": self._host.clone()}
+        tensors = dict(zip(("sums", "counts", "host"), self._seen(), strict=True))
         return {"steps": self.steps, "epoch_steps": self._epoch_steps, **tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from it."""
         self.steps, self._epoch_steps = state["steps"], state["epoch_steps"]
-        self._sums, self._counts, self._host = (state[name].clone() for name in ("sums", "counts", "host"))
+        sums, self._counts, self._host = (state[name].clone() for name in ("sums", "counts", "host"))
+        self._sums = list(sums.unbind())

@@ -13,6 +13,7 @@ from esper.kasmina.export.insert import Scaled, insert_seed
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.growth import Site
 from esper.kasmina.probe import Example, call_with
+from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import remove_slots
 from esper.kasmina.table import SlotTable
 from esper.leyline import InputError, Stage
@@ -87,12 +88,11 @@ def _difference(model: GraftedModel, table: SlotTable, network: nn.Module, examp
 
 
 def _run(network: nn.Module, example: Example) -> Any:
-    """The output in evaluation mode, in which nothing is random and nothing is counted."""
+    """The output in evaluation mode, in which nothing is counted; what is random is the same each time."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
+        with torch.no_grad(), keeping_random_state(network):
             return call_with(network, example)
     finally:
         for module, mode in modes.items():

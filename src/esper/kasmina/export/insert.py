@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 SEED_NAME = "grown_seed"
@@ -41,8 +42,10 @@ def insert_seed(model: nn.Module, path: str, seed: nn.Module) -> None:
 
     It keeps its names, attributes and children, and becomes an instance of a subclass of its class; a sequence
     gets one more layer instead. Where an earlier growth has left seeds already, this one comes after them.
+    The seed moves to the device of the submodule.
     """
     module = model.get_submodule(path)
+    seed.to(next((p.device for part in (module, model) for p in part.parameters()), torch.device("cpu")))
     count = sum(name.startswith(SEED_NAME) for name, _ in module.named_children())
     kind: Any = type(module)
     if kind.forward is nn.Sequential.forward:

@@ -1,25 +1,10 @@
 """What an agent makes of its arguments before it uses them."""
 
-import logging
 import warnings
-
-import torch
 
 from esper.leyline import RECURRENT_EPOCHS_CAP, RECURRENT_EPOCHS_WARNING, InputError
 from esper.simic.agent.types import Hidden
 from esper.simic.control.action_spec import ActionSpec
-
-logger = logging.getLogger(__name__)
-
-
-def resolve_device(device: str) -> str:
-    """The device that is meant; the CPU where CUDA was asked for in vain."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        logger.warning("device %s was asked for, but this machine has no CUDA: using the CPU", device)
-        return "cpu"
-    return device
 
 
 def checked_epochs(epochs: int | None) -> int:

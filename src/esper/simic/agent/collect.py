@@ -10,10 +10,11 @@ from esper.simic.agent.network import reset_hidden
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden
 from esper.simic.control.action_spec import ActionSpec, Masks
+from esper.simic.control.placing import move, move_masks
 
 
 class Outcome(NamedTuple):
-    """What one step of a world brought.
+    """What one step of a world brought, on the CPU.
 
     | tensor | shape | meaning |
     |---|---|---|
@@ -32,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 class World(Protocol):
-    """N environments that start over by themselves."""
+    """N environments that start over by themselves. What they take and give is on the CPU."""
 
     spec: ActionSpec
     num_envs: int
@@ -49,7 +50,7 @@ class World(Protocol):
 
 @dataclass(slots=True)
 class View:
-    """Where acting stands between two steps: the next observation and masks, and the LSTM state."""
+    """Where acting stands between two steps, on the agent's device: the next observation, masks, and LSTM state."""
 
     obs: Tensor
     masks: Masks
@@ -58,19 +59,26 @@ class View:
 
 def first_view(agent: PPOAgent, world: World) -> View:
     """The view at the start of an episode in every environment."""
-    obs, masks = world.reset()
-    return View(obs, masks, agent.initial_hidden(world.num_envs))
+    return _view(agent, *world.reset(), agent.initial_hidden(world.num_envs))
+
+
+def _view(agent: PPOAgent, obs: Tensor, masks: Masks, hidden: Hidden) -> View:
+    return View(move(obs, agent.device), move_masks(masks, agent.device), hidden)
+
+
+def _next_view(agent: PPOAgent, outcome: Outcome, dones: Tensor, hidden: Hidden) -> View:
+    return _view(agent, outcome.obs, outcome.masks, reset_hidden(hidden, move(dones, agent.device)))
 
 
 def collect(agent: PPOAgent, world: World, view: View) -> View:
     """Fill the agent's buffer with one round; returns the view to go on from."""
     for step in range(agent.max_steps):
         decision = agent.act(view.obs, view.masks, view.hidden)
-        outcome = world.step(decision.actions)
+        outcome = world.step(decision.actions.cpu())
         dones = outcome.terminated | outcome.truncated
         bootstrap = None
         if step == agent.max_steps - 1 or outcome.truncated.any():
-            bootstrap = agent.value(outcome.final_obs, decision.hidden)
+            bootstrap = agent.value(move(outcome.final_obs, agent.device), decision.hidden)
         agent.buffer.add_step(
             view.obs,
             view.masks,
@@ -81,7 +89,7 @@ def collect(agent: PPOAgent, world: World, view: View) -> View:
             outcome.truncated & ~outcome.terminated,
             bootstrap_values=bootstrap,
         )
-        view = View(outcome.obs, outcome.masks, reset_hidden(decision.hidden, dones))
+        view = _next_view(agent, outcome, dones, decision.hidden)
     return view
 
 
@@ -93,12 +101,12 @@ def play_episodes(agent: PPOAgent, world: World, episodes: int) -> Tensor:
     returns: list[float] = []
     while quota.any():
         decision = agent.act(view.obs, view.masks, view.hidden, deterministic=True)
-        outcome = world.step(decision.actions)
+        outcome = world.step(decision.actions.cpu())
         running += outcome.rewards
         dones = outcome.terminated | outcome.truncated
         counted = dones & (quota > 0)
         returns += running[counted].tolist()
         quota -= counted.long()
         running[dones] = 0.0
-        view = View(outcome.obs, outcome.masks, reset_hidden(decision.hidden, dones))
+        view = _next_view(agent, outcome, dones, decision.hidden)
     return torch.tensor(returns[:episodes])

@@ -65,7 +65,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float, head_lr_scale
 
 def adam_kernels(device: torch.device) -> dict[str, Any]:
     """Which implementation of Adam to use: one fused kernel on CUDA, multi-tensor calls elsewhere."""
-    return {"fused": True} if device.type == "cuda" else {"foreach": True}
+    fused = device.type == "cuda"
+    return {"fused": True, "foreach": None} if fused else {"fused": None, "foreach": True}
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, loss: Tensor) -> bool:

@@ -32,7 +32,7 @@ from esper.leyline import (
     InputError,
     SlotConfig,
 )
-from esper.simic.agent.arguments import checked_epochs, require_same_heads, resolve_device, warn_of_stored_states
+from esper.simic.agent.arguments import checked_epochs, require_same_heads, warn_of_stored_states
 from esper.simic.agent.entropy import EntropySchedule, fewest_valid
 from esper.simic.agent.losses import (
     DEFAULT_HUBER_DELTA,
@@ -75,6 +75,7 @@ from esper.simic.agent.value_memory import ValueMemory
 from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
 from esper.simic.control.mask_counts import mask_hit_rates
 from esper.simic.control.normalization import RunningMeanStd
+from esper.tolaria.compute import find_device
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class PPOAgent:
     hidden_storage: Literal["all", "first"] = "all"
     """Which LSTM states the buffer keeps."""
     device: str = "auto"
-    """"auto" takes CUDA where there is one."""
+    """"cpu", "cuda", "cuda:1"; "auto" takes CUDA where there is one."""
     compile_network: bool = False
     lr: float = DEFAULT_LEARNING_RATE
     head_lr_scale: Mapping[str, float] = field(default_factory=dict)
@@ -152,7 +153,7 @@ class PPOAgent:
     updates: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.device = resolve_device(self.device)
+        self.device = str(find_device(self.device))
         self.recurrent_n_epochs = checked_epochs(self.recurrent_n_epochs)
         if not 1 <= self.num_minibatches <= self.num_envs:
             raise InputError(f"num_minibatches is {self.num_minibatches}; choose 1 to {self.num_envs}, the num_envs")
@@ -257,7 +258,7 @@ class PPOAgent:
         buffer = self.buffer if buffer is None else buffer
         require_same_heads("buffer", buffer.spec, self.spec)
         valid = buffer.valid
-        steps = int(valid.sum())
+        steps = int(buffer.step_counts.sum())
         if steps == 0:
             return empty_metrics(self.spec, float(self.return_scale.scale))
         if obs_normalizer is not None:

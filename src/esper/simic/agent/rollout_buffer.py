@@ -8,6 +8,9 @@
 | dones, truncated | `[N, T]`: the episode ended here; it ended by a time limit |
 | masks | per head `[N, T, ...]` |
 | hidden_h, hidden_c | `[N, T or 1, layers, hidden]`: the state before the step |
+| step_counts | `[N]`, on the CPU: how many steps of each row are stored |
+
+All but the counts are on the buffer's device, and so is what it returns.
 """
 
 import math
@@ -30,6 +33,7 @@ from esper.simic.agent.network import Decision
 from esper.simic.agent.sequences import SequenceBatch, gather_sequences
 from esper.simic.agent.types import Hidden
 from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
+from esper.simic.control.placing import move
 
 LARGEST_ROUND = 2**30
 """Numbers that one round may store, about 4 GiB: a hundred times what large runs need. More is a slip of the pen."""
@@ -91,7 +95,7 @@ class TamiyoRolloutBuffer:
         kept = self.max_steps if self.hidden_storage == "all" else 1
         shape = (self.num_envs, kept, self.lstm_layers, self.lstm_hidden_dim)
         self.hidden_h, self.hidden_c = self._zeros(*shape), self._zeros(*shape)
-        self.step_counts = self._zeros(self.num_envs, dtype=torch.long)
+        self.step_counts = torch.zeros(self.num_envs, dtype=torch.long)
 
     def _check_size(self) -> None:
         per_step = 2 * self.state_dim + sum(math.prod(self.spec.mask_shape(head)) for head in self.spec.heads)
@@ -110,7 +114,7 @@ class TamiyoRolloutBuffer:
         """`[N, T]`, True where a step was stored."""
         if (self.step_counts < 0).any():
             raise InputError(f"step counts cannot be negative: {self.step_counts.tolist()}")
-        return torch.arange(self.max_steps, device=self.step_counts.device) < self.step_counts.unsqueeze(1)
+        return move(torch.arange(self.max_steps) < self.step_counts.unsqueeze(1), self.device)
 
     def add_step(
         self,
@@ -126,7 +130,7 @@ class TamiyoRolloutBuffer:
         raw_obs: Tensor | None = None,
         active: Tensor | None = None,
     ) -> None:
-        """Store one step of all environments.
+        """Store one step of all environments, wherever its tensors are; nothing waits for the device.
 
         `hidden` is the state before acting. `bootstrap_values [N]` holds V of the state after this step, under the
         LSTM state after it; it is read where an episode was truncated or the row ends. `active [N]` leaves out
@@ -135,28 +139,32 @@ class TamiyoRolloutBuffer:
         if self.num_steps == self.max_steps:
             raise InputError(f"the buffer is full: it holds {self.max_steps} steps; update or clear it first")
         step = self.num_steps
-        self.obs[:, step] = obs
-        self.raw_obs[:, step] = obs if raw_obs is None else raw_obs
-        self.actions[:, step] = decision.actions
-        self.log_probs[:, step] = decision.log_probs
-        self.values[:, step] = decision.values
-        self.rewards[:, step] = rewards
-        self.dones[:, step] = dones
-        self.truncated[:, step] = truncated
-        self.bootstrap_values[:, step] = math.nan if bootstrap_values is None else bootstrap_values
-        for name, mask in self.masks.items():
-            mask[:, step] = masks[name]
+        given = [
+            (self.obs, obs),
+            (self.raw_obs, obs if raw_obs is None else raw_obs),
+            (self.actions, decision.actions),
+            (self.log_probs, decision.log_probs),
+            (self.values, decision.values),
+            (self.rewards, rewards),
+            (self.dones, dones),
+            (self.truncated, truncated),
+            *((mask, masks[name]) for name, mask in self.masks.items()),
+        ]
         if step < self.hidden_h.shape[1]:
-            self.hidden_h[:, step], self.hidden_c[:, step] = (state.movedim(0, 1) for state in hidden)
+            given += [(self.hidden_h, hidden[0].movedim(0, 1)), (self.hidden_c, hidden[1].movedim(0, 1))]
+        for rows, values in given:
+            rows[:, step] = move(values, self.device)
+        self.bootstrap_values[:, step] = math.nan if bootstrap_values is None else bootstrap_values
         self._count(active)
 
     def _count(self, active: Tensor | None) -> None:
         if active is None:
             self.step_counts += 1
         else:
-            if (active & (self.step_counts != self.num_steps)).any():
+            counted = active.cpu()
+            if (counted & (self.step_counts != self.num_steps)).any():
                 raise InputError("an environment that was left out of a step has finished its row until `clear`")
-            self.step_counts += active
+            self.step_counts += counted
         self.num_steps += 1
 
     def compute_advantages_and_returns(
@@ -168,7 +176,7 @@ class TamiyoRolloutBuffer:
         stored bootstrap value; with `horizon_is_terminal` a time limit is the end of the problem and worth 0 too.
         """
         valid = self.valid
-        last = torch.arange(self.max_steps, device=valid.device) == self.step_counts.unsqueeze(1) - 1
+        last = move(torch.arange(self.max_steps) == self.step_counts.unsqueeze(1) - 1, self.device)
         ends = self.dones | last
         bootstrapped = valid & torch.where(self.dones, self.truncated & (not horizon_is_terminal), last)
         if (bootstrapped & ~self.bootstrap_values.isfinite()).any():

@@ -15,6 +15,7 @@ from esper.simic.agent.advantages import causal_masks
 from esper.simic.agent.types import Hidden
 from esper.simic.control.action_masks import select_masks
 from esper.simic.control.action_spec import ActionSpec
+from esper.simic.control.placing import move, move_masks
 
 
 @dataclass(slots=True)
@@ -49,10 +50,11 @@ class SequenceBatch:
     def rows(self, index: Tensor) -> "SequenceBatch":
         """The sequences in `index`, cut to the longest of them, without the full masks: losses need `selected` only."""
         longest = int(self.lengths[index].max())
+        place = move(index, self.obs.device)
         return SequenceBatch(
-            **{name: getattr(self, name)[index, :longest] for name in _STEP_FIELDS},
+            **{name: getattr(self, name)[place, :longest] for name in _STEP_FIELDS},
             masks={},
-            hidden=(self.hidden[0][:, index], self.hidden[1][:, index]),
+            hidden=(self.hidden[0][:, place], self.hidden[1][:, place]),
             lengths=self.lengths[index],
         )
 
@@ -64,13 +66,12 @@ class SequenceBatch:
         return (steps.all(-1) & state.all(-1).all(0)).cpu()
 
     def to(self, device: torch.device | str) -> "SequenceBatch":
-        """The same on `device`, without waiting for the transfer."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _STEP_FIELDS}
+        """The same on `device`, but for the lengths."""
         return replace(
             self,
-            **moved,
-            masks={name: mask.to(device, non_blocking=True) for name, mask in self.masks.items()},
-            hidden=(self.hidden[0].to(device, non_blocking=True), self.hidden[1].to(device, non_blocking=True)),
+            **{name: move(getattr(self, name), device) for name in _STEP_FIELDS},
+            masks=move_masks(self.masks, device),
+            hidden=(move(self.hidden[0], device), move(self.hidden[1], device)),
         )
 
 

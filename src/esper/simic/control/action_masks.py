@@ -13,6 +13,7 @@ from torch import Tensor
 
 from esper.leyline import MASK_FILL, InputError, InvalidStateMachineError
 from esper.simic.control.action_spec import ActionSpec, Head, Masks, relevance_table
+from esper.simic.control.placing import move
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -78,8 +79,11 @@ class MaskedCategorical:
 
 
 def gumbel_noise(like: Tensor) -> Tensor:
-    """Standard Gumbel noise in float32, of the shape of `like`."""
-    return torch.empty_like(like, dtype=torch.float32).exponential_().log_().neg_()
+    """Standard Gumbel noise in float32, of the shape of `like` and where it is.
+
+    It is drawn on the CPU: a seed then gives the same decisions on every device, and one random state resumes a run.
+    """
+    return move(torch.empty_like(like, dtype=torch.float32, device="cpu").exponential_().log_().neg_(), like.device)
 
 
 def _best_legal(scores: Tensor, mask: Tensor) -> Tensor:

@@ -14,13 +14,14 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden
 from esper.simic.control import RunningMeanStd, esper_action_spec, observation_width, signals_to_features
 from esper.simic.control.normalization import check_statistics
+from esper.simic.control.placing import move, move_masks
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.world import masks_by_head
 from esper.tolaria import Situation
 
 
 class LearnedController:
-    """The deterministic policy of an agent."""
+    """The deterministic policy of an agent, whose normaliser is on the agent's device."""
 
     name = "learned"
 
@@ -58,8 +59,8 @@ class LearnedController:
         slots, expected = situation.table.shape[1], self.agent.slot_config.num_slots
         if slots != expected:
             raise InputError(f"this controller was trained for {expected} slots; the host has {slots}")
-        observations = self._normalizer.normalize(signals_to_features(situation)).to(self.agent.device)
-        masks = {name: mask.to(self.agent.device) for name, mask in masks_by_head(situation.masks).items()}
+        observations = self._normalizer.normalize(move(signals_to_features(situation), self.agent.device))
+        masks = move_masks(masks_by_head(situation.masks), self.agent.device)
         decision = self.agent.act(observations, masks, self._hidden, deterministic=True)
         self._hidden = decision.hidden
         return decision.actions.cpu().clone()
@@ -83,16 +84,16 @@ def load_controller(path: Path, device: str = "cpu") -> LearnedController:
         if "normalizer" not in extra:
             raise InputError("it holds an agent without its normaliser, which is no controller")
         check_statistics(extra["normalizer"], (agent.state_dim,), "extra.normalizer")
-    return LearnedController(agent, restore_normalizer(extra["normalizer"], agent.state_dim))
+    return LearnedController(agent, restore_normalizer(extra["normalizer"], agent))
 
 
-def restore_normalizer(state: dict[str, Any], width: int) -> RunningMeanStd:
-    """A normaliser of observations from its saved state."""
-    normalizer = RunningMeanStd((width,), device="cpu")
+def restore_normalizer(state: dict[str, Any], agent: PPOAgent) -> RunningMeanStd:
+    """The normaliser of an agent's observations from its saved state."""
+    normalizer = fresh_normalizer(agent)
     normalizer.load_state_dict(state)
     return normalizer
 
 
-def fresh_normalizer(num_slots: int) -> RunningMeanStd:
-    """A normaliser that has seen nothing."""
-    return RunningMeanStd((observation_width(num_slots),), device="cpu")
+def fresh_normalizer(agent: PPOAgent) -> RunningMeanStd:
+    """A normaliser of an agent's observations that has seen nothing."""
+    return RunningMeanStd((agent.state_dim,), agent.device)

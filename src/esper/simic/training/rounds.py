@@ -11,6 +11,7 @@ from esper.leyline import NUM_BLUEPRINTS, SEED_EXPLODING_GRADIENT, SEED_VANISHIN
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden
 from esper.simic.control import RunningMeanStd
+from esper.simic.control.placing import move, move_masks
 from esper.simic.training.world import GrowthWorld, Transition
 
 
@@ -157,6 +158,8 @@ def collect_round(
 ) -> RoundOutcome:
     """Play one episode per host and store it; the statistics of the normaliser stay as they are.
 
+    The normaliser is on the agent's device.
+
     `check_interrupt` is called after every step, and may raise. With a `teacher`, what is stored as actions is what the
     controller of that name would do; the agent either watches it play, or plays itself and is told.
     """
@@ -167,13 +170,15 @@ def collect_round(
     tally = _Tally(world)
     teachers = None if teacher is None else world.controllers(teacher)
     while running.any():
+        # The world is on the CPU; policy, normaliser and buffer are on the agent's device.
+        observations, masks = move(observations, agent.device), move_masks(masks, agent.device)
         normalized = normalizer.normalize(observations)
-        decision = agent.act(normalized.to(agent.device), {k: m.to(agent.device) for k, m in masks.items()}, hidden)
+        decision = agent.act(normalized, masks, hidden)
         played = decision.actions.cpu()
         if teachers is not None:
             advice = world.decide(teachers)
             played = advice if watch else played
-            decision = decision._replace(actions=advice.to(agent.device))
+            decision = decision._replace(actions=advice)
         step = world.step(played)
         agent.buffer.add_step(
             normalized,
@@ -199,4 +204,4 @@ def _values_after(step: Transition, agent: PPOAgent, normalizer: RunningMeanStd,
     """What the state after `step` is worth, if an episode was cut off there and went on being worth something."""
     if agent.horizon_is_terminal or not step.truncated.any():
         return None
-    return agent.value(normalizer.normalize(step.observations).to(agent.device), hidden)
+    return agent.value(normalizer.normalize(move(step.observations, agent.device)), hidden)

@@ -104,8 +104,8 @@ class Trainer:
         self.world = self._open_world(config.in_phase(self._phase))
         if not self._resumed:
             torch.manual_seed(config.seed)
-            self.normalizer = fresh_normalizer(self.world.num_slots)
             self.agent = self._make_agent()
+            self.normalizer = fresh_normalizer(self.agent)
         self._remember()
 
     def run(self) -> TrainingSummary:
@@ -309,7 +309,7 @@ class Trainer:
             self._announce("no checkpoint was written yet: beginning with the first round")
             return False
         self.agent, state = found
-        self.normalizer = restore_normalizer(state.normalizer, self.agent.state_dim)
+        self.normalizer = restore_normalizer(state.normalizer, self.agent)
         self.round, self._best, self._lessons = state.round, state.best, state.lessons
         self.baselines, self.history, self._phase = state.baselines, state.history, state.phase
         self._instruments.load_state_dict(state.instruments)
@@ -319,7 +319,8 @@ class Trainer:
     def _make_agent(self) -> PPOAgent:
         agent = PPOAgent(**agent_options(self.config, self.world.num_slots))
         with torch.no_grad():
-            last_layer(agent._base_network.policy_head("op")).bias.add_(torch.tensor(self.config.op_bias))
+            bias = last_layer(agent._base_network.policy_head("op")).bias
+            bias.add_(torch.tensor(self.config.op_bias, device=agent.device))
         return agent
 
     def _set_learning_rate(self) -> None:
