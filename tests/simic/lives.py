@@ -1,6 +1,7 @@
 """Scripted lives: situations and outcomes of several hosts under random legal actions, without any training."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +28,12 @@ HOST_PARAMS = 1000
 MAX_PANICS = 3
 
 
+@cache
+def make_catalogue(slots: int) -> Catalogue:
+    """The prices of those slots, which take longer to measure than a test has."""
+    return Catalogue.of([site.shape for site in make_sites(slots)])
+
+
 def make_sites(slots: int) -> tuple[Site, ...]:
     """Slots of different widths, so that the same blueprint costs something else in each."""
     return tuple(
@@ -43,7 +50,7 @@ def make_situation(hosts: int = 3, slots: int = 2, **overrides: Any) -> Situatio
     values: dict[str, Any] = {
         "table": SlotTable.empty(hosts, slots),
         "signals": signals,
-        "catalogue": Catalogue.of([site.shape for site in sites]),
+        "catalogue": make_catalogue(slots),
         "sites": sites,
         "host_params": HOST_PARAMS,
         "price": torch.full((hosts,), 0.03),
@@ -66,6 +73,7 @@ def make_outcome(before: Situation, after: Situation | None = None, **overrides:
         "terminated": never,
         "truncated": never,
         "final_score": torch.full((hosts,), torch.nan),
+        "final_loss": torch.full((hosts,), torch.nan),
         "final_params": torch.zeros(hosts, dtype=torch.int64),
         **overrides,
     }
@@ -110,6 +118,7 @@ def random_step(situation: Situation, panics: Tensor, generator: torch.Generator
         terminated=terminated,
         truncated=ended & ~terminated,
         final_score=torch.where(ended, rand(hosts), torch.nan),
+        final_loss=torch.where(ended, 3 * rand(hosts), torch.nan),
         final_params=torch.where(table.stage == Stage.FOSSILIZED, table.params, 0).sum(1),
     )
 

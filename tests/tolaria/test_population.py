@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.leyline import InputError, Op
+from esper.leyline import IllegalActionError, InputError, Op
 from esper.tamiyo import Random
-from esper.tolaria import EpisodeSettings, Population
+from esper.tolaria import EpisodeSettings, Population, TrackerSettings
 from tests.worlds import host_task, tiny_task
 
 EXECUTORS = ["loop", "stacked"]
@@ -180,3 +180,35 @@ def test_text_is_scored_by_how_far_its_loss_is_below_guessing() -> None:
         population.step(torch.zeros((2, 4), dtype=torch.int64))
     for result in population.results():
         assert 0.0 <= result.val_score < 1.0
+
+
+def test_nothing_germinates_before_a_host_is_stable_if_the_settings_say_so() -> None:
+    every_epoch_is_stable = TrackerSettings(stable_improvement=10.0, stable_epochs=2)
+    settings = EpisodeSettings(germinate_when_stable=True, tracker=every_epoch_is_stable)
+    population = Population(tiny_task(), 1, settings, executor="loop")
+    population.start([0])
+    germinate, wait = torch.tensor([[0, 0, 0, Op.GERMINATE]]), torch.zeros((1, 4), dtype=torch.int64)
+    for _ in range(3):
+        assert not population.situation.masks.op[0, Op.GERMINATE]
+        assert population.situation.masks.blueprint.any()  # it would fit
+        with pytest.raises(IllegalActionError, match=r"GERMINATE .* is not legal"):
+            population.step(germinate)
+        population.step(wait)
+    assert population.situation.signals.stable.all()
+    population.step(germinate)
+    assert population.table.occupied[0, 0]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_the_loss_of_the_committed_network_is_told_at_the_end(executor: str) -> None:
+    population = Population(host_task("mlp"), 2, EpisodeSettings(length=5), executor=executor)
+    population.start([0, 1])
+    wait = torch.zeros((2, 4), dtype=torch.int64)
+    population.step(torch.tensor([[0, 1, 0, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
+    for _ in range(3):
+        assert population.step(wait).final_loss.isnan().all()
+    outcome = population.step(wait)
+    seen, final = outcome.after.signals.val_loss, outcome.final_loss
+    assert final.tolist() == population.executor.measure(population.task.splits().val).loss.tolist()
+    assert final[0] != seen[0]  # its seed was blended, and is dropped
+    assert final[1] == pytest.approx(float(seen[1]))

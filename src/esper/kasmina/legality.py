@@ -1,7 +1,7 @@
 """Which actions are legal, derived from the same table of transitions that the lifecycle obeys."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -77,11 +77,11 @@ class ActionMasks:
         seedable = torch.where(op == Op.GERMINATE, self.blueprint[host, slot, blueprint], True)
         return in_range & self.slot[host, op, slot] & seedable & irrelevant_unset
 
-    def without_germination(self) -> Self:
-        """The same, but nothing may be planted."""
+    def without(self, op: Op, hosts: Tensor) -> "ActionMasks":
+        """The same masks, with `op` forbidden to `hosts [N]` (bool)."""
         slot = self.slot.clone()
-        slot[:, Op.GERMINATE] = False
-        return replace(self, op=slot.any(2), slot=slot)
+        slot[:, op] &= ~hosts[:, None]
+        return ActionMasks(slot.any(2), slot, self.blueprint, self.blend)
 
 
 def _stages_allowing(op: Op) -> Tensor:

@@ -122,14 +122,15 @@ def check_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
 
 def _check_seeds(model: GraftedModel, snapshot: Snapshot) -> None:
     expected: dict[str, torch.Size] = {}
+    buffers = {name for name, _ in model.named_buffers()}
     for index, (site, kind) in enumerate(zip(model.sites, snapshot.table.blueprint[0].tolist(), strict=True)):
-        expected[f"slots.{index}.alpha"] = torch.Size()
         if kind:
             with torch.device("meta"):
                 seed = find_blueprint(site.shape.family, kind).build(site.shape)
-            named = [*seed.named_parameters(), *seed.named_buffers()]
-            expected |= {f"slots.{index}.seed.{name}": tensor.shape for name, tensor in named}
-    saved = {name: tensor.shape for name, tensor in snapshot.tensors.items() if not name.startswith("host.")}
+            expected |= {f"slots.{index}.seed.{name}": p.shape for name, p in seed.named_parameters()}
+            buffers |= {f"slots.{index}.seed.{name}" for name, _ in seed.named_buffers()}
+    own = {name: tensor.shape for name, tensor in snapshot.tensors.items() if not name.startswith("host.")}
+    saved = {name: shape for name, shape in own.items() if name not in buffers}
     if saved != expected:
         different = sorted(name for name in saved.keys() | expected if saved.get(name) != expected.get(name))
         raise InputError(f"the snapshot is not of these slots: {', '.join(different[:3])} differ")

@@ -146,6 +146,10 @@ class LessonCompleted(Payload):
     gain: Mapping[str, float]
     first_loss: float
     last_loss: float
+    left_out: int = 0
+    """Episodes that were not imitated because an observation or a return was NaN or infinite."""
+    skipped_steps: int = 0
+    """Minibatches that were skipped because the loss or a gradient was not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +269,7 @@ class UpdateExamined(Payload):
     ratios: Mapping[str, Mapping[str, Any]]
     """Per head: the worst ratios of the last minibatch, where they are, and which actions they belong to."""
     stability: Mapping[str, Any]
-    """Weights, gradients and losses of the last minibatch."""
+    """Weights, gradients, losses and entropies of the last minibatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

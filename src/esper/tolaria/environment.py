@@ -172,7 +172,8 @@ class GrowthEnv:
         situation = self.situation
         no = torch.zeros(self.num_envs, dtype=torch.bool)
         unknown = torch.full((self.num_envs,), torch.nan)
-        return self._paid(Outcome(situation, actions, situation, no, no, no, unknown, situation.table.added_params))
+        added = situation.table.added_params
+        return self._paid(Outcome(situation, actions, situation, no, no, no, unknown, unknown, added))
 
     def _paid(self, outcome: Outcome) -> Step:
         payment = self._reward(outcome)

@@ -8,19 +8,21 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import (
+    ActionMasks,
     EpochEvidence,
     SlotTable,
     Transitions,
     act,
     action_masks,
     begin_epoch,
+    check_actions,
     drop_unfinished,
     end_epoch,
     find_blueprint,
     plant_fossils,
     stage_changes,
 )
-from esper.leyline import IllegalActionError, InputError, unknown_name
+from esper.leyline import IllegalActionError, InputError, Op, unknown_name
 from esper.nissa import Hub
 from esper.tolaria.executors import EpochResult, Executor, Measurement, make_executor
 from esper.tolaria.governor import Governor
@@ -102,7 +104,7 @@ class Population:
         return Situation(
             self.table,
             self.signals,
-            action_masks(self.table, self.executor.catalogue, self.budget),
+            self._masks(),
             self.executor.catalogue,
             self.executor.sites,
             self.host_params,
@@ -110,6 +112,10 @@ class Population:
             self.budget,
             self.length,
         )
+
+    def _masks(self) -> ActionMasks:
+        masks = action_masks(self.table, self.executor.catalogue, self.budget)
+        return masks.without(Op.GERMINATE, ~self.signals.stable) if self.settings.germinate_when_stable else masks
 
     @property
     def done(self) -> bool:
@@ -133,7 +139,7 @@ class Population:
         panicked = self._govern(result, measured, running)
         terminated = running & self._governor.exhausted
         truncated = running & ~terminated & (self.signals.epoch >= self.length)
-        self._commit(terminated | truncated)
+        final_loss = self._commit(terminated | truncated)
         return Outcome(
             before,
             actions,
@@ -142,10 +148,13 @@ class Population:
             terminated,
             truncated,
             self._final_score.where(terminated | truncated, torch.nan),
+            final_loss,
             self.table.added_params,
         )
 
     def _act(self, actions: Tensor) -> None:
+        if self.settings.germinate_when_stable:  # which the lifecycle, that checks all else, knows nothing of
+            check_actions(self.table, actions, self._masks())
         self._change(*act(self.table, actions, self.executor.catalogue, self.budget, self.situation.score))
         self._change(*begin_epoch(self.table))
         self._follow(self.table)
@@ -199,15 +208,19 @@ class Population:
             reason = self._governor.explain(float(result.loss[host]), float(measured.loss[host]), host)
             self._reporter.rolled_back(host, reason, int(self._governor.panics[host]))
 
-    def _commit(self, hosts: Tensor) -> None:
-        """End the episodes of `hosts [N]` (bool): drop what was not kept for good and measure what remains."""
+    def _commit(self, hosts: Tensor) -> Tensor:
+        """End the episodes of `hosts [N]` (bool): drop what was not kept for good and measure what remains.
+
+        Returns their validation losses `[N]`, NaN for the others.
+        """
         if not hosts.any():
-            return
+            return torch.full_like(self._final_score, torch.nan)
         self._follow(drop_unfinished(self.table, hosts))
-        score = self.executor.measure(self.task.splits().val).score
-        self._final_score = torch.where(hosts, score, self._final_score)
+        measured = self.executor.measure(self.task.splits().val)
+        self._final_score = torch.where(hosts, measured.score, self._final_score)
         self.ended = self.ended | hosts
         self._remember(hosts)
+        return torch.where(hosts, measured.loss, torch.nan)
 
     def results(self, *, test: bool = True) -> list[EpisodeResult]:
         """What the episodes ended with; all have to be over.

@@ -24,6 +24,8 @@ class EpisodeSettings:
     """The most parameters that all seeds together may add."""
     batch_size: int | None = None
     """Samples per minibatch of a host's training."""
+    germinate_when_stable: bool = False
+    """Whether nothing may germinate in a host before it counts as stable (`TrackerSettings`)."""
     what_if: bool = False
     """Whether events also tell what each isolated seed would bring at alpha 1; nothing else reads it."""
     governor: GovernorSettings = field(default_factory=GovernorSettings)

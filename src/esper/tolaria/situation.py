@@ -55,6 +55,8 @@ class Outcome:
     """`[N]` bool: the episode reached its length."""
     final_score: Tensor
     """`[N]`: validation score of the committed network (unfinished seeds dropped); NaN before the episode's end."""
+    final_loss: Tensor
+    """`[N]`: its validation loss; NaN before the episode's end."""
     final_params: Tensor
     """`[N]`: parameters that the committed network adds; meaningful at the episode's end only."""
 

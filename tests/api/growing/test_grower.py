@@ -21,7 +21,6 @@ from tests.api.growing.builders import (
     cull,
     germinate,
     grow,
-    loss_of,
     make_data,
     make_grower,
     train,
@@ -139,14 +138,6 @@ def test_the_same_seed_grows_the_same_network() -> None:
     assert_same(weights(), weights())
 
 
-def test_a_loss_can_be_the_measure() -> None:
-    grower = make_grower(evaluate=loss_of, measure="loss", controller=Script(LIFE))
-    first = loss_of(grower.model)
-    train(grower)
-    decision = grower.step()
-    assert decision.score == pytest.approx(1 - loss_of(grower.model) / first, abs=1e-5)
-
-
 @pytest.mark.parametrize("poison", ["weights", "seed", "evaluate", "train loss", "exploding", "collapsing"])
 def test_a_failed_epoch_is_undone_bit_for_bit(poison: str) -> None:
     score = {"value": 0.6}
@@ -233,3 +224,35 @@ def test_the_heuristic_grows_a_model_by_itself() -> None:
     decisions = grow(grower, 12)
     assert decisions[0].op is Op.GERMINATE
     assert any(decision.op in (Op.FOSSILIZE, Op.CULL) for decision in decisions) or grower.grafted.table.proven.any()
+
+
+@pytest.mark.parametrize("settings", [{"controller": "never"}, {"budget": esper.Budget(params=0)}])
+@pytest.mark.filterwarnings("ignore:no seed fits into the budget")
+def test_where_nothing_can_grow_training_goes_on_and_failures_are_undone(settings: dict[str, Any]) -> None:
+    values = iter([0.5, 0.6, math.nan, 0.7])
+    grower = make_grower(evaluate=lambda: next(values), **settings)
+    decisions = grow(grower, 3)
+    assert [decision.op for decision in decisions] == [Op.WAIT] * 3
+    assert [decision.rolled_back is None for decision in decisions] == [True, False, True]
+    assert [decision.epoch for decision in decisions] == [1, 2, 3]
+    assert float(grower.situation.score) == pytest.approx(0.7)
+
+
+@pytest.mark.filterwarnings("ignore:no seed fits into the budget")
+def test_a_controller_that_can_do_nothing_is_not_asked() -> None:
+    controller = Script([germinate(0)])
+    grow(make_grower(controller=controller, budget=esper.Budget(params=0)), 3)
+    assert controller.state_dict() == {"next": 0}
+
+
+def test_seeds_can_be_planted_by_hand_where_the_controller_never_grows() -> None:
+    grower = make_grower(controller="never")
+    grow(grower, 2)
+    grower.grafted.germinate("1", "mlp")
+    grower.grafted.begin_epoch()
+    told = [str(decision) for decision in grow(grower, 6)]
+    assert told[1].endswith("; mlp in 1 has learned and begins to blend in")
+    assert told[4].endswith("; mlp in 1 is blended in")
+    assert math.isfinite(grower.grafted.slot("1").contribution)
+    grower.grafted.cull("1")
+    assert str(grow(grower, 2)[-1]).endswith("; 1 is free again")

@@ -1,5 +1,9 @@
 """Values that are fitted to several rounds: closer to what came of them, while the policy stays where it is."""
 
+import logging
+import math
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -60,3 +64,45 @@ def test_a_memory_changes_what_is_learned() -> None:
         agent.update()
         learned.append(parameters_of(agent))
     assert not torch.equal(*learned)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("what", ["reward", "observation"])
+def test_a_round_that_is_not_finite_leaves_weights_and_memory_finite(
+    what: str, bad: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = agent_with_round(value_memory=2, num_minibatches=4, target_kl=None)
+    agent.buffer.dones[:] = False
+    if what == "reward":
+        agent.buffer.rewards[1, 4] = bad
+    else:
+        agent.buffer.obs[2, 5] = bad
+    with caplog.at_level(logging.WARNING):
+        metrics = agent.update()
+    assert parameters_of(agent).isfinite().all()
+    assert metrics["has_numerical_issue"]
+    assert metrics["skipped_steps"] > 0
+    assert "leaves out 1 of 4 sequences" in caplog.text
+    (kept,) = agent.memory.state_dict()
+    assert len(kept["lengths"]) == 3
+    world = RandomWorld(agent.num_envs)
+    collect(agent, world, first_view(agent, world))
+    assert not agent.update()["has_numerical_issue"]
+
+
+def test_minibatches_of_the_memory_whose_loss_overflows_are_skipped_and_counted() -> None:
+    agent = agent_with_round(num_minibatches=2, value_memory=1)
+    batch = round_of(agent)
+    batch.returns[0, 0] = 1e30
+    assert agent.memory.remember(batch) == 0
+    before = parameters_of(agent)
+    assert agent.memory.refit(agent, 3e-3) == 1
+    assert parameters_of(agent).isfinite().all()
+    assert not torch.equal(parameters_of(agent), before)
+
+
+def test_a_round_without_a_finite_sequence_is_not_remembered() -> None:
+    agent = agent_with_round(value_memory=1)
+    agent.buffer.obs[:] = math.nan
+    agent.update()
+    assert len(agent.memory) == 0

@@ -13,7 +13,6 @@ from esper.leyline import REWARD_LIMIT, InputError, Op, Stage
 from esper.simic.rewards import (
     ChecksConfig,
     ContributionConfig,
-    LossConfig,
     RewardBreakdown,
     RewardConfig,
     RewardFamily,
@@ -94,6 +93,7 @@ def test_rewards_are_finite_whatever_was_measured(config: RewardConfig, seed: in
         truncated=ends[2] & ~ends[1],
     )
     spoil(outcome.final_score)
+    spoil(outcome.final_loss)
     breakdown = make_reward(config)(outcome)
     for component in breakdown.components.values():
         assert component.isfinite().all()
@@ -148,12 +148,3 @@ def test_configs_refuse_what_does_not_fit_together() -> None:
         replace(FACTS, typical_delta=0.0)
     with pytest.raises(InputError, match="family"):
         RewardConfig(family="objective")  # type: ignore[arg-type]
-
-
-def test_any_task_can_have_a_loss_reward_from_its_facts() -> None:
-    made_up = LossConfig(best_loss=0.0, worst_loss=4.0, baseline_loss=4.0, typical_delta=0.5)
-    assert loss_config("made-up", made_up) is made_up
-    assert made_up.deltas_per_quality == 8.0
-    assert LossConfig.of_classes(10).baseline_loss == pytest.approx(math.log(10))
-    with pytest.raises(InputError, match=r"made-up.*cifar10, tinystories.*facts"):
-        loss_config("made-up")

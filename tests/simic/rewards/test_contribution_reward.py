@@ -1,6 +1,7 @@
 """The contribution family, term by term."""
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import esper
 from esper.kasmina import SlotTable
-from esper.leyline import InputError, Op, Stage
+from esper.leyline import POINTS, InputError, Op, Stage
 from esper.simic.rewards import INTERVENTION_COSTS, ContributionConfig, RewardConfig, RewardFamily, make_reward
 from esper.simic.rewards.contribution import (
     attribution_discount,
@@ -19,14 +21,16 @@ from esper.simic.rewards.contribution import (
 )
 from esper.tolaria import Outcome, Situation
 from tests.simic.lives import make_outcome, make_situation
+from tests.worlds import tiny_task
 
 CONFIG = ContributionConfig()
 
 
 def with_seed(stage: Stage, **columns: Any) -> Situation:
+    """A seed that has been measured, unless `columns` say otherwise."""
     table = SlotTable.empty(1, 2)
     table.stage[0, 0], table.alpha[0, 0], table.params[0, 0] = stage.value, 1.0, 0
-    for name, value in columns.items():
+    for name, value in {"measurements": 1, **columns}.items():
         getattr(table, name)[0, 0] = value
     return make_situation(1, 2, table=table)
 
@@ -46,13 +50,44 @@ def test_a_supported_contribution_is_paid_in_points() -> None:
     assert terms["proxy"] == 0.0
 
 
-def test_an_unmeasured_seed_is_credited_by_proxy_at_a_third() -> None:
-    before = with_seed(Stage.BLENDING)
+@pytest.mark.parametrize("columns", [{"contribution": math.nan}, {"contribution": 0.0, "measurements": 0}])
+def test_an_unmeasured_seed_is_credited_by_proxy_at_a_third(columns: dict[str, float]) -> None:
+    before = with_seed(Stage.BLENDING, **columns)
     after = replace(before, signals=replace(before.signals))
     after.signals.score_history = before.signals.score_history + 0.06
     terms = components(make_outcome(before, after))
     assert terms["contribution"] == 0.0
     assert terms["proxy"] == pytest.approx(6.0 / 3)
+
+
+def test_the_proxy_stands_in_until_a_seed_of_a_real_host_is_measured() -> None:
+    reward = RewardConfig(family=RewardFamily.CONTRIBUTION)
+    env = esper.make_env(tiny_task(), envs=1, episode_length=8, executor="loop", reward=reward)
+    env.reset()
+    paid = []
+    for op in (Op.GERMINATE, *[Op.WAIT] * 6):
+        outcome = (step := env.step(torch.tensor([[0, 0, 0, op]]))).info.outcome
+        gain = POINTS * float(outcome.after.score - outcome.before.score)
+        terms = {name: float(term) for name, term in step.info.payment.components.items()}
+        assert terms["proxy"] == 0.0 or terms["proxy"] == pytest.approx(gain / 3, abs=1e-4)
+        paid.append((int(outcome.after.table.measurements[0, 0]) > 0, terms["proxy"] != 0.0))
+    assert (False, True) in paid  # credited by proxy while nothing was measured
+    assert (True, True) not in paid  # and never again
+
+
+@pytest.mark.parametrize(("contribution", "credited"), [(0.3, 5.0), (-0.3, -5.0), (0.04, 4.0)])
+def test_no_seed_is_credited_or_charged_with_more_than_the_limit(contribution: float, credited: float) -> None:
+    situation = with_seed(Stage.HOLDING, contribution=contribution, improvement=0.5)
+    assert components(make_outcome(situation), contribution_limit=5.0)["contribution"] == pytest.approx(credited)
+
+
+@pytest.mark.parametrize(("gain", "credited"), [(0.3, 5.0), (-0.3, -5.0)])
+def test_the_proxy_and_the_bonus_keep_to_the_limit_too(gain: float, credited: float) -> None:
+    before = with_seed(Stage.TRAINING, measurements=0)
+    after = replace(before, signals=replace(before.signals, score_history=before.signals.score_history + gain))
+    assert components(make_outcome(before, after), contribution_limit=5.0)["proxy"] == pytest.approx(credited / 3)
+    kept = with_seed(Stage.HOLDING, contribution=0.3, improvement=0.5, epochs_in_stage=5)
+    assert components(doing(Op.FOSSILIZE, kept), contribution_limit=5.0)["fossilize_bonus"] == pytest.approx(5.0)
 
 
 def test_a_seed_that_made_itself_needed_is_charged() -> None:
@@ -82,6 +117,12 @@ def test_without_support_there_is_no_credit() -> None:
     assert float(attribution_discount(torch.tensor(-5.0), torch.tensor(-1.0))) == 1.0
 
 
+def test_the_attribution_discount_is_a_smoothstep_of_the_support() -> None:
+    support = torch.tensor([0.0, 0.1, 0.25, 0.75, 0.9, 1.0])
+    expected = [0.0, 0.028, 0.15625, 0.84375, 0.972, 1.0]  # 3x² - 2x³
+    assert attribution_discount(torch.full((6,), 4.0), 4.0 * support).tolist() == pytest.approx(expected)
+
+
 def test_legitimacy_rises_to_one() -> None:
     factors = legitimacy_discount(torch.arange(6), full_after=3).tolist()
     assert factors == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
@@ -96,6 +137,14 @@ def test_keeping_a_seed_at_once_earns_less_than_after_watching_it() -> None:
     assert [bonus(epochs) for epochs in range(4)] == pytest.approx([1.0, 2.0, 3.0, 3.0])
     harmful = with_seed(Stage.HOLDING, contribution=-0.03, improvement=0.1, epochs_in_stage=5)
     assert components(doing(Op.FOSSILIZE, harmful))["fossilize_bonus"] == 0.0
+
+
+def test_a_bonus_that_the_improvement_does_not_support_is_discounted() -> None:
+    def bonus(improvement: float) -> float:
+        before = with_seed(Stage.HOLDING, contribution=0.04, improvement=improvement, epochs_in_stage=5)
+        return components(doing(Op.FOSSILIZE, before, with_seed(Stage.FOSSILIZED)))["fossilize_bonus"]
+
+    assert [bonus(points / 100) for points in (-1, 0, 1, 2, 4, 8)] == pytest.approx([0, 0, 0.625, 2, 4, 4], abs=1e-5)
 
 
 def test_indecision_is_charged_linearly_up_to_a_cap() -> None:
@@ -158,6 +207,37 @@ def test_rent_is_charged_every_step_and_the_end_pays_the_objective() -> None:
     assert terms["rent"] == pytest.approx(-100 * 0.03 * 0.5)
     assert terms["end"] == pytest.approx(0.1 * 100 * (0.6 - 0.015))
     assert components(make_outcome(situation))["end"] == 0.0
+    weighted = components(outcome, rent_weight=2.5, end_weight=0.5)
+    assert weighted["rent"] == pytest.approx(2.5 * terms["rent"])
+    assert weighted["end"] == pytest.approx(5 * terms["end"])
+
+
+def telling_outcomes() -> list[Outcome]:
+    """Steps that between them are paid or charged for everything."""
+    last: dict[str, Any] = {"truncated": torch.tensor([True]), "final_score": torch.tensor([0.6])}
+    unmeasured = with_seed(Stage.TRAINING, measurements=0)
+    better = replace(unmeasured.signals, score_history=unmeasured.signals.score_history + 0.06)
+    return [
+        make_outcome(unmeasured, replace(unmeasured, signals=better)),
+        make_outcome(with_seed(Stage.HOLDING, contribution=0.3, improvement=0.5, params=100)),
+        make_outcome(with_seed(Stage.HOLDING, contribution=0.05, improvement=-0.02)),
+        make_outcome(with_seed(Stage.HOLDING, contribution=0.05, improvement=0.01)),
+        make_outcome(with_seed(Stage.HOLDING, contribution=0.5, improvement=0.002)),
+        make_outcome(with_seed(Stage.HOLDING, epochs_in_stage=4)),
+        make_outcome(with_seed(Stage.HOLDING, epochs_in_stage=30)),
+        doing(Op.GERMINATE, make_situation(1, 2)),
+        doing(Op.FOSSILIZE, with_seed(Stage.HOLDING, contribution=0.03, improvement=0.1)),
+        doing(Op.CULL, with_seed(Stage.HOLDING, contribution=-0.03)),
+        doing(Op.CULL, with_seed(Stage.HOLDING, contribution=-0.5)),
+        make_outcome(make_situation(1, 2), **last),
+    ]
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in fields(ContributionConfig) if spec.name != "proxy_weight"])
+def test_every_number_of_the_config_changes_what_is_paid(name: str) -> None:
+    changed = {name: getattr(CONFIG, name) + 1}
+    outcomes = telling_outcomes()
+    assert [components(outcome) for outcome in outcomes] != [components(outcome, **changed) for outcome in outcomes]
 
 
 def test_the_proxy_weight_is_a_third_or_refused() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.kasmina import SlotTable
-from esper.leyline import DEFAULT_GAMMA, POINTS, Stage, objective, rent
-from esper.simic.rewards import RewardConfig, RewardFamily, SparseConfig, check_gammas, loss_config, make_reward
+from esper.leyline import DEFAULT_GAMMA, POINTS, InputError, Stage, objective, rent
+from esper.simic.rewards import RewardConfig, RewardFamily, SparseConfig, check_gammas, check_learner, make_reward
 from esper.simic.rewards.terms import rent_now
 from esper.tolaria import Outcome
 from tests.simic.lives import HOST_PARAMS, last_steps, make_outcome, make_situation, random_life
@@ -106,29 +106,6 @@ def test_the_sparse_reward_keeps_its_scale_and_waits_for_the_end(final_score: fl
     assert float(reward(make_outcome(situation, final_score=score)).total) == 0.0
 
 
-def with_loss(loss: float, **overrides: object) -> Outcome:
-    before = make_situation(1)
-    after = replace(before, signals=replace(before.signals, val_loss=torch.tensor([loss])))
-    return make_outcome(before, after, **overrides)
-
-
-def test_the_loss_reward_pays_falls_in_typical_deltas() -> None:
-    facts = loss_config("cifar10")
-    reward = make_reward(RewardConfig(family=RewardFamily.LOSS, loss=facts))
-    first = reward(with_loss(facts.baseline_loss - 2 * facts.typical_delta)).components
-    assert float(first["loss_drop"]) == pytest.approx(2.0)
-    assert float(reward(with_loss(0.0)).components["loss_drop"]) == facts.step_limit
-    panicked = reward(with_loss(0.0, panicked=torch.tensor([True])))
-    assert float(panicked.components["loss_drop"]) == 0.0
-
-
-def test_the_loss_reward_takes_back_what_was_not_kept() -> None:
-    facts = loss_config("cifar10")
-    reward = make_reward(RewardConfig(family=RewardFamily.LOSS, loss=facts))
-    outcome = with_loss(1.0, truncated=torch.tensor([True]), final_score=torch.tensor([0.05]))
-    assert float(reward(outcome).components["settlement"]) == pytest.approx(-0.05 * facts.deltas_per_quality)
-
-
 def test_numbers_and_tensors_go_through_the_same_objective() -> None:
     scores, params, price = torch.tensor([0.5, 0.9]), torch.tensor([10.0, 500.0]), torch.tensor([0.1, 0.02])
     together = objective(scores, params, HOST_PARAMS, price).tolist()
@@ -141,3 +118,14 @@ def test_two_discounts_are_refused_and_named() -> None:
     check_gammas(RewardConfig().gamma, DEFAULT_GAMMA)
     with pytest.raises(ValueError, match=r"0\.995.*0\.99 "):
         check_gammas(0.995, 0.99)
+
+
+@pytest.mark.parametrize("horizon_is_terminal", [True, False])
+def test_reward_and_learner_must_agree_on_discount_and_end(horizon_is_terminal: bool) -> None:
+    reward = RewardConfig(gamma=0.9, horizon_is_terminal=horizon_is_terminal)
+    check_learner(reward, 0.9, horizon_is_terminal)
+    with pytest.raises(InputError, match=r"reward gamma 0\.9 and PPO gamma 1\.0"):
+        check_learner(reward, 1.0, horizon_is_terminal)
+    told = f"is {horizon_is_terminal} for the reward and {not horizon_is_terminal} for PPO"
+    with pytest.raises(InputError, match=told):
+        check_learner(reward, 0.9, not horizon_is_terminal)

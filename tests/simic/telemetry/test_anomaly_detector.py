@@ -1,6 +1,8 @@
 """Every check alone at its limit, and all together."""
 
 import math
+import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -117,3 +119,18 @@ def test_the_detector_is_slotted_and_every_alarm_has_advice() -> None:
     with pytest.raises(AttributeError):
         AnomalyDetector().other = 1.0  # type: ignore[attr-defined]
     assert set(ADVICE) == set(AnomalyKind)
+
+
+def test_advice_names_fields_that_the_training_config_has() -> None:
+    names = {spec.name for spec in fields(TrainingConfig)}
+    told = {name for advice in ADVICE.values() for name in re.findall(r"`([^`]*)`", advice)}
+    assert {"lr", "entropy_coef_per_head", "reward.checks.penalty"} <= told
+    for name in told:
+        value: Any = TrainingConfig()
+        for part in name.split("."):
+            assert part in {spec.name for spec in fields(value)}, f"the advice names {name}, which is no field"
+            value = getattr(value, part)
+    for advice in ADVICE.values():
+        plain = re.sub(r"`[^`]*`", "", advice)
+        assert "_" not in plain, f"{advice!r} names something that is not in backticks"
+        assert not names & set(re.findall(r"\w+", plain)) - {"reward", "seed"}, f"{advice!r}: fields need backticks"

@@ -64,13 +64,16 @@ def test_the_report_shows_gradients_before_clipping() -> None:
     assert stability["gradient"]["gradient_norm"] > 1e-3
     assert stability["unit_norms"]["op"] == pytest.approx(metrics["head_grad_norms"]["op"][-1], rel=1e-5)
     assert stability["losses"]["total"] == pytest.approx(metrics["total_loss"], rel=1e-5)
+    assert stability["entropies"] == pytest.approx(
+        {name: means[-1] for name, means in metrics["head_entropies"].items()}
+    )
     assert stability["nonfinite_weights"] == 0
     assert set(records[0]) == set(metrics["head_kls"])
 
 
 def test_weights_that_are_no_numbers_are_counted() -> None:
     weights = [torch.nn.Parameter(torch.tensor([1.0, torch.nan, torch.inf])), torch.nn.Parameter(torch.ones(2))]
-    report = NumericalStabilityReport.of(weights, SeedGradientCollector().collect(weights), {}, {})
+    report = NumericalStabilityReport.of(weights, SeedGradientCollector().collect(weights), {}, {}, {})
     assert report.nonfinite_weights == 2
 
 

@@ -73,6 +73,16 @@ def test_every_number_has_a_range() -> None:
         ("num_minibatches", 100, "at most the 64 episodes"),
         ("price", (0.1, 0.01), "price range"),
         ("gamma", 0.9, "gamma"),
+        ("horizon_is_terminal", False, "horizon_is_terminal is True for the reward and False for PPO"),
+        ("value_loss_type", "mae", "unknown value_loss_type 'mae'; choose one of: mse, huber"),
+        ("grad_clip_mode", "none", "unknown grad_clip_mode 'none'; choose one of: per_head, global"),
+        ("hidden_storage", "last", "unknown hidden_storage 'last'; choose one of: all, first"),
+        ("clip_value", 0.2, "clip_value must be bool; got 0.2"),
+        ("head_lr_scale", {"size": 2.0}, "unknown head in head_lr_scale 'size'; choose one of: slot, blueprint"),
+        ("head_lr_scale", {"op": 0.0}, r"head_lr_scale\.op must be in \(0, inf\); got 0"),
+        ("head_lr_scale", 2.0, r"head_lr_scale must be dict\[str, float\]; got 2.0"),
+        ("entropy_coef_per_head", {"op": "much"}, r"entropy_coef_per_head must be dict\[str, float\]"),
+        ("entropy_coef_per_head", {"op": math.nan}, r"entropy_coef_per_head\.op must be in \[0, inf\); got nan"),
     ],
 )
 def test_bad_values_are_named(field: str, value: object, message: str) -> None:
@@ -113,10 +123,41 @@ def test_bad_files_give_one_clear_error(tmp_path: Path, text: str, message: str)
 
 
 def test_the_config_reaches_the_agent_and_the_tracker() -> None:
-    config = TrainingConfig(weight_decay=0.3, adaptive_entropy_floor=True, stable_epochs=7)
+    config = TrainingConfig(weight_decay=0.3, adaptive_entropy_floor=True, stable_epochs=7, germinate_when_stable=True)
     agent = PPOAgent(state_dim=4, num_envs=8, **config.to_ppo_kwargs())
     assert (agent.weight_decay, agent.adaptive_entropy_floor) == (0.3, True)
     assert TrackerSettings(**config.to_tracker_kwargs()).stable_epochs == 7
+    settings = config.episode_settings()
+    assert (settings.tracker.stable_epochs, settings.germinate_when_stable) == (7, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("head_lr_scale", {"op": 2.0}),
+        ("entropy_coef_per_head", {"blueprint": 0.0, "op": 3}),
+        ("value_loss_type", "huber"),
+        ("huber_delta", 0.25),
+        ("clip_value", False),
+        ("grad_clip_mode", "global"),
+        ("hidden_storage", "first"),
+        ("compile_network", True),
+    ],
+)
+def test_options_of_the_learner_reach_it_from_json_too(tmp_path: Path, name: str, value: Any) -> None:
+    config = TrainingConfig(**{name: value})
+    config.save(tmp_path / "config.json")
+    assert TrainingConfig.load(tmp_path / "config.json") == config
+    assert config.to_ppo_kwargs()[name] == value
+    assert TrainingConfig().to_ppo_kwargs()[name] != value
+
+
+def test_all_but_a_few_options_of_the_learner_can_be_reached() -> None:
+    """What is decided by the tasks or the run is not for the config to say."""
+    reachable = set(TrainingConfig().to_ppo_kwargs())
+    options = {spec.name for spec in fields(PPOAgent) if spec.init}
+    others = {"state_dim", "slot_config", "num_envs", "max_steps", "total_steps_for_decay", "telemetry_config"}
+    assert options - reachable - others == {"action_spec", "network", "lstm_layers", "scale_values"}
 
 
 def test_every_option_of_the_learner_that_the_config_has_reaches_the_agent() -> None:

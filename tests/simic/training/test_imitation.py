@@ -1,8 +1,10 @@
 """A policy that starts from a teacher: it does what the teacher did, and everything else goes on as usual."""
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ import esper
 from esper.leyline import InputError, Op
 from esper.simic.agent.cloning import clone
 from esper.simic.training import InterruptedRunError, RunFolder, Trainer, collect_round
-from tests.simic.training.test_vectorized import assert_same_run, events, tiny_config
+from esper.simic.training.rounds import RoundOutcome
+from tests.simic.training.test_vectorized import assert_same_run, events, final_weights, tiny_config
 
 
 def agreement(trainer: Trainer) -> float:
@@ -35,7 +38,7 @@ def test_a_clone_does_what_its_teacher_did_and_keeps_room_to_try() -> None:
     assert outcome.ops["GERMINATE"] == pytest.approx(1.0)
     assert outcome.kept == pytest.approx(1.0)
     untaught = agreement(trainer)
-    losses = clone(trainer.agent, passes=60, lr=3e-3, smoothing=0.1, detail_smoothing=0.05)
+    losses = clone(trainer.agent, passes=60, lr=3e-3, smoothing=0.1, detail_smoothing=0.05).losses
     assert losses[-1] < 0.5 * losses[0]
     assert untaught < 1.0
     assert agreement(trainer) == 1.0
@@ -64,8 +67,8 @@ def test_lessons_come_once_and_are_saved(tmp_path: Path) -> None:
     told = [event["type"] for event in events(tmp_path / "straight")]
     marks = [kind for kind in told if kind in ("lesson_completed", "round_completed")]
     assert marks == ["lesson_completed"] * 2 + ["round_completed"] * 2
-    # In each lesson and in the first round: 16 steps are the baselines', then 8 are those of every lesson's twins.
-    for steps in (16 + 8 + 4, 16 + 16 + 8 + 4, 16 + 32 + 2):
+    # In each lesson and in the first round: 16 steps are the baselines', then 8 are those of the twins of each of them.
+    for steps in (16 + 8 + 4, 16 + 16 + 8 + 4, 16 + 32 + 8 + 2):
         out = tmp_path / f"cut-{steps}"
         with pytest.raises(InterruptedRunError):
             esper.train(config, out, should_stop=after(steps))
@@ -80,6 +83,22 @@ def test_a_policy_that_plays_is_told_what_its_teacher_would_do() -> None:
     outcome = collect_round(*arguments, teacher="never", watch=False)
     assert outcome.ops["GERMINATE"] > 1.0  # the policy has played
     assert not trainer.agent.buffer.actions.any()  # and was told to wait
+
+
+def test_a_lesson_tells_of_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_a_bad_reward(*arguments: Any, **options: Any) -> RoundOutcome:
+        outcome = collect_round(*arguments, **options)
+        arguments[0].buffer.rewards[1, 2] = math.nan
+        return outcome
+
+    monkeypatch.setattr("esper.simic.training.trainer.collect_round", with_a_bad_reward)
+    announced: list[str] = []
+    config = tiny_config(teacher="schedule", rounds=1, lessons=1)
+    esper.train(config, tmp_path / "run", announce=announced.append)
+    (lesson,) = [event["payload"] for event in events(tmp_path / "run") if event["type"] == "lesson_completed"]
+    assert (lesson["left_out"], lesson["skipped_steps"]) == (1, 0)
+    assert "NaN or infinity: 1 episodes and 0 minibatches were left out" in announced
+    assert all(weights.isfinite().all() for weights in final_weights(tmp_path / "run"))
 
 
 def test_an_unknown_teacher_is_named() -> None:

@@ -41,7 +41,7 @@ def of_kind(run: Path, kind: EventType) -> list[TelemetryEvent]:
 def test_an_alarm_is_recorded_and_raises_the_level_from_the_next_round_on(runs: Path) -> None:
     alarms = of_kind(runs / "alarmed", EventType.ANOMALY_DETECTED)
     assert [(event.round, event.payload["anomaly"]) for event in alarms][:1] == [(1, "ratio_explosion")]
-    assert "lower lr" in str(alarms[0].payload["advice"])
+    assert "lower `lr`" in str(alarms[0].payload["advice"])
     levels = [event.payload["level"] for event in of_kind(runs / "alarmed", EventType.UPDATE_COMPLETED)]
     assert levels == ["normal", "debug", "debug"]
     for kind in (EventType.UPDATE_EXAMINED, EventType.EPOCH_COMPLETED):

@@ -1,15 +1,17 @@
 """The end of a growth: what is still on trial is kept as it is, or goes, by what it brings now."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from esper.api.growing.decision import Decision
 from esper.api.growing.evaluation import Reading, silenced
-from esper.kasmina import GraftedModel, find_blueprint
-from esper.leyline import POINTS, Stage, rent
+from esper.kasmina import GraftedModel, SlotTable, find_blueprint, settle
+from esper.leyline import POINTS, Op, Stage, rent
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,25 @@ class Verdict:
     """Score with it minus without it, the seeds that go left out; NaN if it has no effect yet."""
     rent: float
 
+    @property
+    def op(self) -> Op:
+        """What is done about it."""
+        return Op.FOSSILIZE if self.kept else Op.CULL
+
+    def as_decision(self, common: Decision) -> Decision:
+        """`common`, the decision as far as it tells of the whole network, with what it tells of this seed."""
+        return replace(
+            common,
+            slot=self.slot,
+            blueprint=self.blueprint,
+            params=self.params,
+            contribution=self.contribution,
+            rent=self.rent,
+        )
+
     def __str__(self) -> str:
         deed = "kept" if self.kept else "left out"
-        if self.contribution != self.contribution:
+        if math.isnan(self.contribution):
             return f"{deed} {self.blueprint} in {self.slot} (it was not blended in yet)"
         gain = f"it brings {POINTS * self.contribution:+.1f} points for a rent of {POINTS * self.rent:.1f}"
         return f"{deed} {self.blueprint} in {self.slot} ({gain})"
@@ -61,6 +79,13 @@ def judge(grafted: GraftedModel, read: Callable[[], Reading], price: float, host
     return [_verdict(grafted, index, index in left, verdicts, owed) for index in sorted([*left, *gone])]
 
 
+def settled(table: SlotTable, verdicts: Sequence[Verdict]) -> SlotTable:
+    """The table when the verdicts are carried out."""
+    kept = table.stage == Stage.FOSSILIZED
+    kept[0, [verdict.index for verdict in verdicts if verdict.kept]] = True
+    return settle(table, kept)
+
+
 def _verdict(grafted: GraftedModel, index: int, kept: bool, measured: dict[int, float], owed: Tensor) -> Verdict:
     site, table = grafted.sites[index], grafted.table
     return Verdict(
@@ -69,6 +94,6 @@ def _verdict(grafted: GraftedModel, index: int, kept: bool, measured: dict[int, 
         find_blueprint(site.shape.family, int(table.blueprint[0, index])).name,
         int(table.params[0, index]),
         kept,
-        measured.get(index, float("nan")),
+        measured.get(index, math.nan),
         float(owed[index]),
     )

@@ -17,7 +17,10 @@ class Decision:
     """How many steps there have been, this one included."""
     op: Op
     score: float
-    """Quality of the whole network after this epoch, in [0, 1]; NaN if it could not be measured."""
+    """Quality of the whole network after this epoch: what `evaluate` returned if that is a score, else how far training
+    has come since its first epoch, from 0 towards 1. NaN if it could not be measured."""
+    value: float = math.nan
+    """What `evaluate` returned, whatever its measure."""
     slot: str | None = None
     """Name of the submodule behind which the op took place; None for WAIT."""
     blueprint: str | None = None
@@ -28,7 +31,8 @@ class Decision:
     budget_used: float | None = None
     """Share of the budget that all seeds take after this step; None without a budget."""
     contribution: float = math.nan
-    """Score with the seed in question minus without it."""
+    """What the seed in question brings: score with it minus without it; of a loss, the share that it takes away; of any
+    other metric, the share of the way that it has come."""
     rent: float = 0.0
     """What keeping the seed in question costs, in units of score."""
     moved: tuple[str, ...] = ()
@@ -60,7 +64,7 @@ class Decision:
             return f"kept {where} for good: {gain}"
         if self.op is Op.CULL:
             return f"culled {where}: {gain}, -{self.params:,} parameters"
-        return f"waited: score {self.score:.3f}"
+        return f"waited: evaluate returned {self.value:.4g}"
 
 
 _CLAUSES = {

@@ -5,98 +5,82 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from esper.api.growing.ranks import mean_over_ranks
+from esper.api.growing.scale import Scale
 from esper.kasmina import NOT_MEASURED, GraftedModel
-from esper.leyline import InputError, unknown_name
-
-Measure = Literal["score", "loss"]
-"""What `evaluate` returns: a score in [0, 1], higher is better, or a loss, lower is better."""
+from esper.leyline import InputError
 
 _RETURNED = "evaluate returned"
-_ROUNDING = 1e-6
-"""A mean of ones may come out as a little more than 1."""
-_WORST_SCORE = -1.0
-"""Where a loss is far above what it was at first, how far does not matter any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one round of evaluations showed."""
+    """What one round of evaluations showed: the mean over all processes that train the model."""
 
+    value: float
+    """As `evaluate` returned it."""
     score: float
-    """Quality in [0, 1]."""
-    loss: float
-    """As `evaluate` returned it; NaN where it returns scores."""
+    """Quality for controllers, as the scale of the measure has it; NaN if the value is not finite."""
     contributions: Tensor
-    """`[1, S]`: score with each blended seed minus without it; NaN where not measured."""
-
-    @property
-    def finite(self) -> bool:
-        """Whether the network as a whole could be measured."""
-        return math.isfinite(self.score)
+    """`[1, S]`: what each blended seed brings, in units of score; NaN where not measured."""
 
 
 class Evaluator:
     """Measures a growing network through a function that knows nothing of growth."""
 
-    def __init__(self, evaluate: Callable[..., Any], grafted: GraftedModel, model: nn.Module, measure: Measure) -> None:
-        if measure not in get_args(Measure):
-            raise unknown_name("measure", measure, get_args(Measure))
+    def __init__(
+        self, evaluate: Callable[..., Any], grafted: GraftedModel, model: nn.Module, scale: Scale, device: torch.device
+    ) -> None:
         self._call = _calling(evaluate, model)
-        self._model = model
+        # Seeds are beside the given model, not in it, and a wrapper is around the grafted one.
+        self._networks = [grafted] if model is grafted.host else [model, grafted]
         self._grafted = grafted
-        self._measure = measure
-        self.first_loss = math.nan
-        """The loss that counts as a quality of 0: the one before any growth. NaN for scores."""
+        self._device = device
+        self.scale = scale
 
     def first(self) -> Reading:
         """The reading before any growth; it must be a proper number."""
         value = self._ask()
         if not math.isfinite(value):
             raise InputError(f"evaluate returned {value} before any growth; it must return a finite number")
-        if self._measure == "loss":
-            if value <= 0:
-                raise InputError(f"evaluate returned a loss of {value}; with measure='loss' it has to start above 0")
-            self.first_loss = value
-        return self._reading(value, torch.full_like(self._grafted.table.contribution, NOT_MEASURED))
+        value = self._over_ranks([value])[0]
+        self.scale.begin(value)
+        return Reading(value, self.scale.score(value), torch.full_like(self._grafted.table.contribution, NOT_MEASURED))
 
     def read(self) -> Reading:
         """Evaluate the network, and once more without each blended seed, all on the same random numbers."""
         grafted, start = self._grafted, torch.get_rng_state()
         contributions = torch.full_like(grafted.table.contribution, NOT_MEASURED)
-        reading = self._reading(self._ask(), contributions)
-        if not reading.finite:
-            return reading
         blended = (grafted.table.occupied & (grafted.table.alpha > 0))[0].nonzero().flatten().tolist()
-        for index in blended:
+        own = self._ask()
+        without = [math.nan] * len(blended)
+        for place, index in enumerate(blended if math.isfinite(own) else []):
             with torch.random.fork_rng(), silenced(grafted, index):
                 torch.set_rng_state(start)
-                without = self._score(self._ask())
-            if math.isfinite(without):
-                contributions[0, index] = reading.score - without
-        return reading
+                without[place] = self._ask()
+        value, *others = self._over_ranks([own, *without])
+        if not math.isfinite(value):
+            return Reading(value, math.nan, contributions)
+        for index, other in zip(blended, others, strict=True):
+            if math.isfinite(other):
+                contributions[0, index] = self.scale.gain(value, other)
+        return Reading(value, self.scale.score(value), contributions)
+
+    def _over_ranks(self, values: list[float]) -> list[float]:
+        means: list[float] = mean_over_ranks(torch.tensor(values, dtype=torch.float64), self._device).tolist()
+        return means
 
     def _ask(self) -> float:
         """What `evaluate` returns now, asked in eval mode each time, because it may end with `model.train()`."""
-        # Both: seeds are beside the given model, not in it, and a wrapper is around the grafted one.
-        with _in_eval_mode(self._model, self._grafted):
-            return number(self._call(), _RETURNED)
-
-    def _reading(self, value: float, contributions: Tensor) -> Reading:
-        return Reading(self._score(value), value if self._measure == "loss" else math.nan, contributions)
-
-    def _score(self, value: float) -> float:
-        if self._measure == "loss":
-            return max(1 - value / self.first_loss, _WORST_SCORE) if math.isfinite(value) else math.nan
-        if math.isfinite(value) and not -_ROUNDING <= value <= 1 + _ROUNDING:
-            raise InputError(
-                f"evaluate returned {value:g}; a score is between 0 and 1 (divide percent by 100), "
-                "or say measure='loss' if lower is better"
-            )
+        with _in_eval_mode(*self._networks):
+            value = number(self._call(), _RETURNED)
+        if math.isfinite(value):
+            self.scale.check(value)
         return value
 
 

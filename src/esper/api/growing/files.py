@@ -1,16 +1,35 @@
 """Growth on disk: one file, written at once or not at all, read without running code."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
+from esper.kasmina import GraftedModel, Snapshot, check_snapshot
 from esper.leyline import InputError, write_atomically
 from esper.nissa import pack_state, read_state
 
 FORMAT = 1
 _KIND = "esper growth"
+
+
+@dataclass(frozen=True, slots=True)
+class GoodEpoch:
+    """The network and the schedulers after an epoch, to return to."""
+
+    snapshot: Snapshot
+    schedulers: list[dict[str, Any]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As tensors in plain containers."""
+        return {"snapshot": self.snapshot.state_dict(), "schedulers": self.schedulers}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any], num_slots: int) -> Self:
+        """The inverse of `state_dict`; what is no snapshot is refused."""
+        return cls(Snapshot.from_state_dict(state["snapshot"], num_slots), state["schedulers"])
 
 
 def write_growth(state: dict[str, Any], path: Path) -> None:
@@ -29,7 +48,31 @@ def read_growth(path: Path) -> dict[str, Any]:
     return state
 
 
-def check_like(given: Any, pattern: Mapping[str, Any], place: str) -> None:
+def check_growth(state: Mapping[str, Any], present: Mapping[str, Any], grafted: GraftedModel) -> None:
+    """Refuse the state of a growth that a grower whose own state is `present` cannot go on from."""
+    _check_like(state, present, "the saved growth")
+    for name, message in (
+        ("sites", "has slots at {there}; here are {here}"),
+        ("controller_name", "was decided by '{there}'; here decides '{here}'"),
+        ("measure", "was measured by '{there}'; here it is '{here}'"),
+    ):
+        if state[name] != present[name]:
+            there, here = (_listed(each[name]) for each in (state, present))
+            raise InputError(f"the saved growth {message.format(there=there, here=here)}")
+    for name in ("present", "good", "signals", "guard", "watch", "scale"):
+        _check_like(state[name], present[name], f"{name!r} of the saved growth")
+    for name in ("present", "good"):
+        saved, own = len(state[name]["schedulers"]), len(present[name]["schedulers"])
+        if saved != own:
+            raise InputError(f"the saved growth has {saved} schedulers; this grower has {own}")
+        check_snapshot(grafted, Snapshot.from_state_dict(state[name]["snapshot"], len(grafted.sites)))
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _check_like(given: Any, pattern: Mapping[str, Any], place: str) -> None:
     """Refuse `given` unless it has the keys of `pattern`, with values of the same types; None goes with any type.
 
     What lists and mappings hold, and the shapes of tensors, are left to whoever reads them.

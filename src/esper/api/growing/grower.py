@@ -4,7 +4,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +14,29 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.api.growing.budget import Budget
-from esper.api.growing.closing import Verdict, judge
+from esper.api.growing.closing import Verdict, judge, settled
 from esper.api.growing.decision import Decision, tell_moves
-from esper.api.growing.evaluation import Evaluator, Measure, Reading, number
+from esper.api.growing.evaluation import Evaluator, Reading, number
 from esper.api.growing.exporting import check_target, export, first_line
-from esper.api.growing.files import check_like, read_growth, write_growth
+from esper.api.growing.files import GoodEpoch, check_growth, read_growth, write_growth
 from esper.api.growing.guard import Guard
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
+from esper.api.growing.scale import Measure, make_scale
 from esper.api.growing.setup import (
     checked_controller,
     chosen_sites,
     limits_of,
     make_reporter,
+    may_plant,
     number_of_steps,
-    warn_if_nothing_fits,
 )
 from esper.api.growing.watch import OptimizerWatch, Watched
 from esper.api.growing.wrappers import unwrapped
 from esper.kasmina import (
-    Snapshot,
     check_actions,
-    check_snapshot,
     find_blueprint,
     graft,
     restore_snapshot,
-    settle,
     stage_changes,
     take_snapshot,
 )
@@ -62,21 +60,6 @@ _OPEN_END = 5
 """Where the number of epochs was not told, this many times as many as were seen are expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Good:
-    """The last good epoch."""
-
-    snapshot: Snapshot
-    schedulers: list[dict[str, Any]]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"snapshot": self.snapshot.state_dict(), "schedulers": self.schedulers}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any], num_slots: int) -> "_Good":
-        return cls(Snapshot.from_state_dict(state["snapshot"], num_slots), state["schedulers"])
-
-
 class Grower:
     """Grows `model` while its owner trains it. Call `step` after every epoch and `export` at the end.
 
@@ -88,7 +71,8 @@ class Grower:
     | evaluate | a function of the model, or of nothing, that returns its score on validation data |
     | controller | heuristic, schedule, random, never; a file or folder of `esper train`; or a `Controller` |
     | budget | the most that growth may add; without one, rent alone keeps it in check |
-    | measure | "score" if evaluate returns a quality in [0, 1], "loss" if it returns a loss |
+    | measure | "score", the default, if evaluate returns a quality in [0, 1]; "loss" if it returns a loss above 0 |
+    | higher_is_better | instead of measure: evaluate returns any other metric, and this way it improves |
     | epochs | how often `step` will be called; without it, seeds may be germinated at any time |
     | price | what adding as many parameters as the model has costs, in units of score |
     | schedulers | learning-rate schedulers, to be saved and rolled back with the model |
@@ -109,7 +93,8 @@ class Grower:
         at: Sequence[str] | Mapping[str, str] | str = "auto",
         controller: str | Controller = "heuristic",
         budget: Budget | None = None,
-        measure: Measure = "score",
+        measure: Measure | None = None,
+        higher_is_better: bool | None = None,
         epochs: int | None = None,
         price: float = DEFAULT_PRICE,
         schedulers: Sequence[LRScheduler] = (),
@@ -117,6 +102,7 @@ class Grower:
         hub: Hub | None = None,
     ) -> None:
         host = unwrapped(model)
+        scale = make_scale(measure, higher_is_better)
         self._controller = checked_controller(controller)
         self._epochs = number_of_steps(epochs)
         self._schedulers = list(schedulers)
@@ -137,11 +123,11 @@ class Grower:
             seed_groups="joined",
         )
         """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
-        warn_if_nothing_fits(self._limits, self.grafted)
+        self._may_plant = may_plant(self._controller, self._limits, self.grafted)
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
         self._watch = OptimizerWatch(optimizer, self.grafted)
-        self._evaluator = Evaluator(evaluate, self.grafted, model, measure)
+        self._evaluator = Evaluator(evaluate, self.grafted, model, scale, self._device)
         self._reporter = make_reporter(hub, self.grafted, self._host_params)
         self.history: list[Decision] = []
         """Every decision since this grower was made or loaded."""
@@ -149,11 +135,11 @@ class Grower:
 
     def _begin(self) -> None:
         """Measure the model as it is: what growth is judged against, and what a first failed epoch returns to."""
-        first = self._shared(self._evaluator.first())
+        first = self._evaluator.first()
         self.grafted.score = torch.tensor([first.score])
         self._signals = SignalTable.empty(1)
         self._signals.score_history[:, -1] = first.score
-        self._guard = Guard(first.score, first.loss)
+        self._guard = Guard(self._evaluator.scale.kind, first.value, self.grafted, self._device)
         self._controller.reset(1, self._seed)
         self._good = self._present()
 
@@ -165,7 +151,7 @@ class Grower:
         table, catalogue = self.grafted.table, self.grafted.catalogue
         masks = self._limits.masks(table, catalogue)
         if self._epochs is not None and self._epochs - epoch < EPOCHS_TO_DECIDE:
-            masks = masks.without_germination()  # what cannot be decided in time is not planted
+            masks = masks.without(Op.GERMINATE, torch.tensor([True]))  # what cannot be decided in time is not planted
         return Situation(
             table,
             self._signals,
@@ -178,6 +164,11 @@ class Grower:
             length,
         )
 
+    @property
+    def _at_rest(self) -> bool:
+        """Nothing is planted and nothing will be, so there is nothing to move on and nothing to decide."""
+        return not self._may_plant and bool((self.grafted.table.stage == Stage.DORMANT).all())
+
     def step(self, loss: float | Tensor | None = None) -> Decision:
         """To be called after every epoch: measures, moves seeds on, decides and acts; returns what it did and why.
 
@@ -187,10 +178,10 @@ class Grower:
         if self.grafted.growth.abandoned:
             raise InputError("another grower was made of this model since; go on with that one")
         self._watch.check()
-        reading = self._shared(self._evaluator.read())
+        reading = self._evaluator.read()
         own_loss = None if loss is None else torch.tensor([number(loss, "step was given the loss")])
         train_loss = None if own_loss is None else float(mean_over_ranks(own_loss, self._device))
-        failure = self._guard.judge(reading.score, reading.loss, train_loss, self.grafted)
+        failure = self._guard.judge(reading, train_loss, self.grafted)
         watched = self._watch.read()
         if failure is not None:
             decision = self._roll_back(failure, reading)
@@ -199,26 +190,16 @@ class Grower:
             # Before acting, so that a return to this epoch also takes back what came of the decision.
             self._good = self._present()
             decision = replace(self._act(reading), moved=moved)
-        self.grafted.begin_epoch()
+        if not self._at_rest:
+            self.grafted.begin_epoch()
         tend_seeds(self.grafted)
+        self._guard.expect(self.grafted)
         self.history.append(decision)
         return decision
 
-    def _shared(self, reading: Reading) -> Reading:
-        """The mean over all processes that train this model."""
-        own = torch.tensor([[reading.score, reading.loss]])
-        values = mean_over_ranks(torch.cat([own, reading.contributions], 1), self._device)
-        return Reading(float(values[0, 0]), float(values[0, 1]), values[:, 2:])
-
     def _end_epoch(self, reading: Reading, watched: Watched, train_loss: float) -> tuple[str, ...]:
-        before = self.grafted.table
-        moves = self.grafted.end_epoch(
-            score=reading.score,
-            loss=0.0 if math.isnan(train_loss) else train_loss,
-            contributions=reading.contributions,
-            seed_gradients=watched.seed_gradients,
-        )
-        val_loss = train_loss if math.isnan(reading.loss) else reading.loss
+        self._evaluator.scale.keep(reading.value)
+        val_loss = reading.value if self._evaluator.scale.kind == "loss" else train_loss
         self._signals = track(
             self._signals,
             TrackerSettings(),
@@ -228,10 +209,22 @@ class Grower:
             val_score=torch.tensor([reading.score]),
             host_grad_norm=watched.host_gradient,
         )
+        if self._at_rest:
+            self.grafted.score = torch.tensor([reading.score])
+            return ()
+        before = self.grafted.table
+        moves = self.grafted.end_epoch(
+            score=reading.score,
+            loss=0.0 if math.isnan(train_loss) else train_loss,
+            contributions=reading.contributions,
+            seed_gradients=watched.seed_gradients,
+        )
         self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch)
         return tell_moves(self.grafted.sites, before, moves)
 
     def _act(self, reading: Reading) -> Decision:
+        if self._at_rest:
+            return self._told(Op.WAIT, reading)
         situation = self.situation
         actions = of_first_rank(self._controller.decide(situation), self._device)
         check_actions(situation.table, actions, situation.masks)
@@ -239,7 +232,7 @@ class Grower:
         moves = self.grafted.act(actions)
         self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch + 1)
         index, _, _, op = actions[0].tolist()
-        common = self._told(Op(op), reading.score)
+        common = self._told(Op(op), reading)
         if op == Op.WAIT:
             return common
         site = self.grafted.sites[index]
@@ -254,10 +247,16 @@ class Grower:
             rent=rent(float(params), self._host_params, float(self._price)),
         )
 
-    def _told(self, op: Op, score: float) -> Decision:
-        table, catalogue = self.grafted.table, self.grafted.catalogue
-        used = self._limits.used(table, catalogue)
-        return Decision(int(self._signals.epoch), op, score, added_params=int(table.added_params), budget_used=used)
+    def _told(self, op: Op, reading: Reading) -> Decision:
+        table = self.grafted.table
+        return Decision(
+            int(self._signals.epoch),
+            op,
+            reading.score,
+            reading.value,
+            added_params=int(table.added_params),
+            budget_used=self._limits.used(table, self.grafted.catalogue),
+        )
 
     def _roll_back(self, failure: str, reading: Reading) -> Decision:
         self._restore(self._good)
@@ -268,13 +267,13 @@ class Grower:
                 f"{self._guard.failures} epochs in a row failed, the last because {failure}; the model is back at its "
                 "last good epoch. Training fails by itself: try a lower learning rate or clip gradients"
             )
-        return replace(self._told(Op.WAIT, reading.score), rolled_back=failure)
+        return replace(self._told(Op.WAIT, reading), rolled_back=failure)
 
-    def _present(self) -> _Good:
+    def _present(self) -> GoodEpoch:
         states = [copy.deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
-        return _Good(take_snapshot(self.grafted), states)
+        return GoodEpoch(take_snapshot(self.grafted), states)
 
-    def _restore(self, state: _Good) -> None:
+    def _restore(self, state: GoodEpoch) -> None:
         restore_snapshot(self.grafted, state.snapshot)
         for scheduler, saved in zip(self._schedulers, state.schedulers, strict=True):
             scheduler.load_state_dict(copy.deepcopy(saved))
@@ -287,31 +286,21 @@ class Grower:
         did is returned and joins `history`.
         """
         verdicts = self._judge_trials()
-        kept = torch.zeros_like(self.grafted.table.occupied)
-        kept[0, [verdict.index for verdict in verdicts if verdict.kept]] = True
+        if not verdicts:
+            return []
         before = self.grafted.table
-        self.grafted.follow(settle(before, kept | (before.stage == Stage.FOSSILIZED)))
+        self.grafted.follow(settled(before, verdicts))
         moves = stage_changes(before, self.grafted.table)
         self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch)
-        decisions = [self._closing(verdict) for verdict in verdicts]
+        reading = self._evaluator.read()
+        self.grafted.score = torch.tensor([reading.score])
+        decisions = [verdict.as_decision(self._told(verdict.op, reading)) for verdict in verdicts]
         self.history += decisions
-        if verdicts:
-            self._good = self._present()
+        self._good = self._present()
         return decisions
 
     def _judge_trials(self) -> list[Verdict]:
-        return judge(self.grafted, lambda: self._shared(self._evaluator.read()), float(self._price), self._host_params)
-
-    def _closing(self, verdict: Verdict) -> Decision:
-        op = Op.FOSSILIZE if verdict.kept else Op.CULL
-        return replace(
-            self._told(op, float(self.grafted.score)),
-            slot=verdict.slot,
-            blueprint=verdict.blueprint,
-            params=verdict.params,
-            contribution=verdict.contribution,
-            rent=verdict.rent,
-        )
+        return judge(self.grafted, self._evaluator.read, float(self._price), self._host_params)
 
     def mirror(self, copied: nn.Module) -> None:
         """Let a copy of `model`, such as an `AveragedModel` of it, grow along; it can then be averaged as usual."""
@@ -331,16 +320,13 @@ class Grower:
         target = None if path is None else Path(path)
         check_target(target, overwrite)
         verdicts = self._judge_trials()
-        table = self.grafted.table
-        kept = table.stage == Stage.FOSSILIZED
-        kept[0, [verdict.index for verdict in verdicts if verdict.kept]] = True
         if verdicts:
             warnings.warn(
                 f"decided for this export, because still on trial: {'; '.join(map(str, verdicts))}. "
                 "Call grower.finish() after the last step to decide this in the model itself",
                 stacklevel=2,
             )
-        return export(self.grafted, settle(table, kept), self._example, target)
+        return export(self.grafted, settled(self.grafted.table, verdicts), self._example, target)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that going on needs, as tensors in plain containers: weights, seeds, optimiser, controller, dice.
@@ -357,7 +343,8 @@ class Grower:
             "signals": self._signals.columns(),
             "guard": self._guard.state_dict(),
             "watch": self._watch.state_dict(),
-            "first_loss": self._evaluator.first_loss,
+            "measure": self._evaluator.scale.kind,
+            "scale": self._evaluator.scale.state_dict(),
             "history": [decision.to_dict() for decision in self.history],
             "seeds": self.grafted.generator.get_state(),
             "dice": torch.get_rng_state(),
@@ -369,7 +356,7 @@ class Grower:
         Also sets torch's random state on the CPU to what it was. A state that does not fit changes nothing.
         """
         before = self.state_dict()
-        self._check_fits(state, before)
+        check_growth(state, before, self.grafted)
         try:
             self._apply(state)
         except Exception as error:
@@ -379,34 +366,17 @@ class Grower:
             ) from error
 
     def _apply(self, state: Mapping[str, Any]) -> None:
-        self._restore(_Good.from_state_dict(state["present"], len(self.grafted.sites)))
-        self._good = _Good.from_state_dict(state["good"], len(self.grafted.sites))
+        self._restore(GoodEpoch.from_state_dict(state["present"], len(self.grafted.sites)))
+        self._good = GoodEpoch.from_state_dict(state["good"], len(self.grafted.sites))
         self._signals = SignalTable(**state["signals"]).clone()
         self._guard.load_state_dict(state["guard"])
         self._watch.load_state_dict(state["watch"])
-        self._evaluator.first_loss = float(state["first_loss"])
+        self._evaluator.scale.load_state_dict(state["scale"])
         self.history = [Decision.from_dict(decision) for decision in state["history"]]
         self.grafted.generator.set_state(state["seeds"])
         if hasattr(self._controller, "load_state_dict"):
             self._controller.load_state_dict(state["controller"])
         torch.set_rng_state(state["dice"])
-
-    def _check_fits(self, state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-        check_like(state, present, "the saved growth")
-        for name in ("present", "good", "signals", "guard", "watch"):
-            check_like(state[name], present[name], f"{name!r} of the saved growth")
-        sites = [site.path for site in self.grafted.sites]
-        if state["sites"] != sites:
-            there = ", ".join(map(str, state["sites"]))
-            raise InputError(f"the saved growth has slots at {there}; here are {', '.join(sites)}")
-        if state["controller_name"] != self._controller.name:
-            here = self._controller.name
-            raise InputError(f"the saved growth was decided by {state['controller_name']!r}; here decides {here!r}")
-        saved = len(state["present"]["schedulers"])
-        if saved != len(self._schedulers):
-            raise InputError(f"the saved growth has {saved} schedulers; this grower has {len(self._schedulers)}")
-        for name in ("present", "good"):
-            check_snapshot(self.grafted, Snapshot.from_state_dict(state[name]["snapshot"], len(sites)))
 
     def save(self, path: Path | str) -> None:
         """Write the growth to a file, at once or not at all: a kill while saving leaves the file that was there."""

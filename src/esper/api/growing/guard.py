@@ -1,89 +1,153 @@
 """Noticing that training has failed: numbers that are not finite, a loss that explodes, a score that collapses."""
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.tolaria import Governor, GovernorSettings
+from esper.api.growing.evaluation import Reading
+from esper.api.growing.ranks import anywhere
+from esper.api.growing.scale import Kind
+from esper.tolaria import GovernorSettings
 
+_RULE = GovernorSettings()
 _SMALLEST_SCORE = 0.01
 """Scores below this are all the same: as bad as can be."""
-_BY_SCORE = GovernorSettings(guess_factor=0.0)
-"""A score has no value of guessing; only the fall against what was counts."""
-
-
-def _badness(score: float) -> float:
-    """What the governor takes for a loss where only scores are known: three times as much is a third of the score."""
-    return 1 / max(score, _SMALLEST_SCORE)
 
 
 class Guard:
-    """Judges the epochs of one model with tolaria's governor, by losses where there are any and by scores."""
+    """Judges the epochs of one model by the rule of tolaria's governor.
 
-    def __init__(self, first_score: float, first_loss: float) -> None:
-        self._by_score = Governor(1, _badness(first_score), _BY_SCORE) if math.isnan(first_loss) else None
-        self._by_loss = None if math.isnan(first_loss) else Governor(1, first_loss)
-        self._first_loss = first_loss
+    Training losses are held against earlier training losses and validation losses against validation losses, because
+    the two may be different functions. A metric that may take any value has to be finite, no more.
+    """
+
+    def __init__(self, kind: Kind, first: float, network: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._series = {"training loss": _Losses()}
+        if kind == "loss":
+            self._series["validation loss"] = _Losses(first)
+        elif kind == "score":
+            # A score has no value of guessing; only the fall against what was counts.
+            self._series["score"] = _Losses(_badness(first), guess_factor=0.0)
         self.failures = 0
         """Epochs that failed in a row."""
+        self._finite_buffers: set[str] = set()
+        self.expect(network)
 
-    def judge(self, score: float, loss: float, train_loss: float | None, network: nn.Module) -> str | None:
-        """Why this epoch has to be undone; None if it was good. `loss` is NaN where `evaluate` returns scores."""
-        reason = _not_finite(network, score, train_loss) or self._judge_losses(loss, train_loss)
-        if reason is None and self._by_score is not None and _panics(self._by_score, _badness(score)):
-            reason = f"the score fell to {score:.3g}, less than a third of its recent median"
+    def expect(self, network: nn.Module) -> None:
+        """An epoch begins. Buffers that are finite now have to stay so; others, such as masks of -inf, need not."""
+        buffers = dict(network.named_buffers())
+        self._finite_buffers = set(buffers).difference(_not_finite(buffers))
+
+    def judge(self, reading: Reading, train_loss: float | None, network: nn.Module) -> str | None:
+        """Why this epoch has to be undone; None if it was good."""
+        given = {"training loss": train_loss, "validation loss": reading.value, "score": _badness(reading.value)}
+        losses = {name: value for name in self._series if (value := given[name]) is not None}
+        reason = self._broken(reading.value, train_loss, network)
+        if anywhere(reason is not None, self._device):
+            reason = reason or "it failed in another process"
+        else:
+            reason = self._excess(losses, reading.value)
+        if reason is None:
+            for name, loss in losses.items():
+                self._series[name].append(loss)
         self.failures = self.failures + 1 if reason else 0
         return reason
 
-    def _judge_losses(self, loss: float, train_loss: float | None) -> str | None:
-        known = [value for value in (train_loss, loss) if value is not None and not math.isnan(value)]
-        if not known:
-            return None
-        if self._by_loss is None:
-            self._first_loss = known[0]
-            self._by_loss = Governor(1, self._first_loss)
-        # Ratios mean nothing for losses that start at or below 0, such as log-likelihoods.
-        if self._first_loss <= 0 or not _panics(self._by_loss, known[0], known[-1]):
-            return None
-        return self._by_loss.explain(known[0] if train_loss is not None else known[-1], known[-1], 0)
+    def _broken(self, value: float, train_loss: float | None, network: nn.Module) -> str | None:
+        if train_loss is not None and not math.isfinite(train_loss):
+            return f"training loss is {train_loss}"
+        if not math.isfinite(value):
+            return f"evaluate returned {value}"
+        parameters = dict(network.named_parameters())
+        buffers = {name: buffer for name, buffer in network.named_buffers() if name in self._finite_buffers}
+        for name in _not_finite(parameters | buffers):
+            what = "parameter" if name in parameters else "buffer"
+            return f"the {what} {name.removeprefix('host.')} holds values that are not finite"
+        return None
+
+    def _excess(self, losses: Mapping[str, float], value: float) -> str | None:
+        for name, loss in losses.items():
+            limit = self._series[name].limit
+            if loss > limit and name == "score":
+                return f"the score fell to {value:.3g}, less than a third of its recent median"
+            if loss > limit:
+                return f"{name} {loss:.3g} exceeds {limit:.3g}"
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """What it remembers."""
-        by_score, by_loss = (None if one is None else one.state_dict() for one in (self._by_score, self._by_loss))
         return {
-            "by_score": by_score,
-            "by_loss": by_loss,
-            "first_loss": self._first_loss,
+            "series": {name: series.state_dict() for name, series in self._series.items()},
             "failures": self.failures,
+            "finite_buffers": sorted(self._finite_buffers),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remember it again."""
-        self._first_loss, self.failures = state["first_loss"], state["failures"]
-        self._by_loss = None if state["by_loss"] is None else Governor(1, self._first_loss)
-        for governor, saved in ((self._by_score, state["by_score"]), (self._by_loss, state["by_loss"])):
-            if governor is not None and saved is not None:
-                governor.load_state_dict(saved)
+        for name, series in self._series.items():
+            series.load_state_dict(state["series"][name])
+        self.failures = state["failures"]
+        self._finite_buffers = set(state["finite_buffers"])
 
 
-def _panics(governor: Governor, train_loss: float, val_loss: float | None = None) -> bool:
-    last = train_loss if val_loss is None else val_loss
-    return bool(governor.judge(torch.tensor([train_loss]), torch.tensor([last]), torch.tensor([True])))
+class _Losses:
+    """The losses of good epochs, all of one kind, and how high the next may be."""
+
+    def __init__(self, first: float | None = None, guess_factor: float = _RULE.guess_factor) -> None:
+        self._guess_factor = guess_factor
+        self._first = first
+        self._recent: list[float] = []
+        self._signed = False
+
+    @property
+    def limit(self) -> float:
+        """Infinite if there is nothing to compare with, or if losses fall below 0, where ratios mean nothing."""
+        if not self._first or self._signed:
+            return math.inf
+        median = statistics.median(self._recent or [self._first])
+        return max(_RULE.explosion_factor * median, self._guess_factor * self._first)
+
+    def append(self, loss: float) -> None:
+        """A good epoch had this loss."""
+        self._first = self._first or loss
+        self._signed |= loss < 0
+        self._recent = [*self._recent, loss][-_RULE.history :]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers."""
+        return {"first": self._first, "recent": list(self._recent), "signed": self._signed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember it again."""
+        self._first, self._recent, self._signed = state["first"], list(state["recent"]), state["signed"]
 
 
-def _not_finite(network: nn.Module, score: float, train_loss: float | None) -> str | None:
-    if train_loss is not None and not math.isfinite(train_loss):
-        return f"training loss is {train_loss}"
-    if not math.isfinite(score):
-        return f"evaluate returned {score}"
-    for name, parameter in network.named_parameters():
-        if not _all_finite(parameter):
-            return f"the parameter {name.removeprefix('host.')} holds values that are not finite"
-    return None
+def _badness(score: float) -> float:
+    """What counts as a loss where only scores are known: three times as much is a third of the score."""
+    return 1 / max(score, _SMALLEST_SCORE)
 
 
-def _all_finite(tensor: Tensor) -> bool:
-    return bool(tensor.detach().isfinite().all())
+def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that hold NaN or infinity; one transfer from the device finds them all."""
+    extremes = {name: _extremes(one) for name, one in tensors.items() if one.numel() and _is_floating(one)}
+    if not extremes:
+        return []
+    home = next(iter(extremes.values())).device
+    finite = torch.stack([pair.to(home) for pair in extremes.values()]).isfinite().all(1).tolist()
+    return [name for name, fine in zip(extremes, finite, strict=True) if not fine]
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _extremes(tensor: Tensor) -> Tensor:
+    """`[2]`: the least and the greatest value, NaN if there is a NaN. Much faster than asking each value."""
+    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    # There are no such kernels for floats of 8 bits.
+    return torch.stack((values.float() if values.itemsize == 1 else values).aminmax())

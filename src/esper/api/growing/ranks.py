@@ -33,6 +33,11 @@ def of_first_rank(values: Tensor, device: torch.device) -> Tensor:
     return moved.to(values.device)
 
 
+def anywhere(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set in any process."""
+    return bool(mean_over_ranks(torch.tensor([float(flag)]), device) > 0)
+
+
 def tend_seeds(grafted: GraftedModel) -> None:
     """Average the gradients of seeds over all processes, as `DistributedDataParallel` does for the host.
 

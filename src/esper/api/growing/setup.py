@@ -10,7 +10,7 @@ from esper.api.growing.budget import Budget, Limits
 from esper.kasmina import UNLIMITED, GraftedModel, propose_sites
 from esper.leyline import DEFAULT_NUM_SLOTS, EPOCHS_TO_DECIDE, InputError
 from esper.nissa import Hub
-from esper.tamiyo import Controller, controller_names, make_controller
+from esper.tamiyo import Controller, Never, controller_names, make_controller
 from esper.tolaria.reporting import EpisodeReporter
 
 
@@ -51,11 +51,14 @@ def limits_of(budget: Budget | None, host_params: int) -> Limits:
     return budget.of(host_params)
 
 
-def warn_if_nothing_fits(limits: Limits, grafted: GraftedModel) -> None:
-    """Say so if the budget is too small for any seed in any slot: neither ever changes, so nothing would grow."""
+def may_plant(controller: Controller, limits: Limits, grafted: GraftedModel) -> bool:
+    """Whether `controller` can ever germinate a seed; says so if the budget is too small for any in any slot.
+
+    Neither the budget nor what seeds cost ever changes, so an answer for empty slots holds for good.
+    """
     catalogue = grafted.catalogue
     if limits.masks(grafted.table, catalogue).blueprint.any():
-        return
+        return not isinstance(controller, Never)
     amounts = [(limits.params, catalogue.params, "parameters"), (limits.flops, catalogue.flops, "operations")]
     limited = [(limit, int(costs[catalogue.fits].min()), what) for limit, costs, what in amounts if limit != UNLIMITED]
     least = " and ".join(f"{smallest:,} {what}" for _, smallest, what in limited)
@@ -64,6 +67,7 @@ def warn_if_nothing_fits(limits: Limits, grafted: GraftedModel) -> None:
         f"no seed fits into the budget, so nothing will grow: seeds add at least {least}, and the budget is {most}",
         stacklevel=3,
     )
+    return False
 
 
 def chosen_sites(

@@ -11,6 +11,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.kasmina import GraftedModel
+from esper.kasmina.slot import Slot
 from esper.leyline import InputError, Stage
 
 _EPOCHS_FORGOTTEN = 3
@@ -34,6 +35,8 @@ class OptimizerWatch:
 
     def __init__(self, optimizer: Optimizer, grafted: GraftedModel) -> None:
         self._grafted = grafted
+        # Listed once, because hooks run in every optimiser step. A ModuleList forgets what it holds.
+        self._slots: list[Slot] = list(grafted.slots)  # type: ignore[arg-type]
         self._epoch_steps = _UNMEASURED_EPOCH
         self._warned = False
         self._forget()
@@ -54,7 +57,9 @@ class OptimizerWatch:
             gradients = [p.grad for p in self._grafted.host.parameters() if p.grad is not None]
             self._host[0] = get_total_norm(gradients) if gradients else torch.nan
         self.steps += 1
-        for index, slot in enumerate(self._grafted.slots):
+        for index, slot in enumerate(self._slots):
+            if slot.seed is None:
+                continue
             gradients = [p.grad for p in slot.parameters() if p.grad is not None]
             if gradients:
                 self._sums[index] += get_total_norm(gradients).to(self._sums.device)

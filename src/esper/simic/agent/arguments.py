@@ -5,7 +5,8 @@ import warnings
 
 import torch
 
-from esper.leyline import RECURRENT_EPOCHS_CAP, InputError
+from esper.leyline import RECURRENT_EPOCHS_CAP, RECURRENT_EPOCHS_WARNING, InputError
+from esper.simic.agent.types import Hidden
 from esper.simic.control.action_spec import ActionSpec
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,17 @@ def checked_epochs(epochs: int | None) -> int:
             stacklevel=4,
         )
     return min(epochs, RECURRENT_EPOCHS_CAP)
+
+
+def warn_of_stored_states(epochs: int, hidden: Hidden) -> None:
+    """Warn of many passes over sequences of which some start from a state other than zeros."""
+    if epochs > RECURRENT_EPOCHS_WARNING and any(state.any() for state in hidden):
+        warnings.warn(
+            f"n_epochs={epochs} is elevated for sequences that start from a stored state: later epochs replay "
+            "them from a state that the changed network would not have reached",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def require_same_heads(owner: str, theirs: ActionSpec, ours: ActionSpec) -> None:

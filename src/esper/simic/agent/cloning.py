@@ -1,5 +1,6 @@
 """Behaviour cloning: a policy that starts from what a teacher did, before it learns from what it does itself."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
@@ -7,10 +8,23 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
+from esper.leyline import EsperError
 from esper.simic.agent.losses import masked_mean, value_loss
 from esper.simic.agent.network import last_layer
+from esper.simic.agent.optimizer import step_if_finite
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.sequences import SequenceBatch, minibatches
+
+
+class Cloning(NamedTuple):
+    """What behaviour cloning did."""
+
+    losses: list[float]
+    """Mean loss of each pass over the minibatches that were stepped on; NaN for a pass without any."""
+    left_out: int
+    """Sequences that were left out because an observation or a return was NaN or infinite."""
+    skipped_steps: int
+    """Minibatches that were skipped because the loss or a gradient was not finite."""
 
 
 def clone(
@@ -20,30 +34,45 @@ def clone(
     smoothing: float,
     detail_smoothing: float,
     decider_prior: Sequence[float] | None = None,
-) -> list[float]:
-    """Fit policy and values to the round in the agent's buffer; returns the mean loss of each pass.
+) -> Cloning:
+    """Fit policy and values to the round in the agent's buffer.
 
     The actions in it are a teacher's. Its choices become the most probable ones and no more: the deciding head keeps
     `smoothing` for others, spread as the logits `decider_prior` say what is worth trying, and every other head
-    `detail_smoothing`. The buffer keeps the round.
+    `detail_smoothing`. The buffer keeps the round. A round without a single finite sequence is an error.
     """
     buffer, network = agent.buffer, agent._base_network
     buffer.compute_advantages_and_returns(agent.gamma, 1.0, horizon_is_terminal=agent.horizon_is_terminal)
+    batch, left_out = _finite_sequences(agent)
     agent.return_scale.update(buffer.returns[buffer.valid], last_layer(network.value_head))
-    batch = buffer.get_batched_sequences(agent.device)
     target = _Smoothing.of(agent, smoothing, detail_smoothing, decider_prior)
     optimizer = Adam(network.parameters(), lr)  # its own: the learner's moments belong to the learner's gradients
-    losses = []
+    losses, skipped = [], 0
     for _ in range(passes):
-        total = torch.zeros((), device=agent.device)
+        taken = []
         for index in minibatches(batch.lengths, agent.num_minibatches):
             loss = _loss(agent, batch.rows(index), target)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
-        losses.append(float(total) / agent.num_minibatches)
-    return losses
+            if step_if_finite(optimizer, loss):
+                taken.append(loss.item())
+            else:
+                skipped += 1
+        losses.append(sum(taken) / len(taken) if taken else math.nan)
+    return Cloning(losses, left_out, skipped)
+
+
+def _finite_sequences(agent: PPOAgent) -> tuple[SequenceBatch, int]:
+    """The sequences of the round without NaN or infinity, and how many others there were."""
+    if not agent.buffer.valid.any():
+        raise EsperError("there is nothing to imitate: the round holds no steps")
+    batch = agent.buffer.get_batched_sequences(agent.device)
+    finite = batch.finite
+    left_out = int((~finite).sum())
+    if left_out == len(finite):
+        raise EsperError(
+            f"there is nothing to imitate: all {left_out} episodes hold NaN or infinity in observations or returns; "
+            "look at the reward first"
+        )
+    return (batch.rows(finite.nonzero().squeeze(-1)) if left_out else batch), left_out
 
 
 class _Smoothing(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline import DEFAULT_LSTM_HIDDEN_DIM, DEFAULT_LSTM_LAYERS, InputError
-from esper.simic.agent.types import Hidden
+from esper.simic.agent.types import HeadLogProbs, Hidden, by_head
 from esper.simic.control.action_masks import (
     MaskedCategorical,
     draw_actions,
@@ -59,6 +59,10 @@ class Evaluation(NamedTuple):
     values: Tensor
     logits: Tensor
     hidden: Hidden
+
+    def head_log_probs(self, spec: ActionSpec) -> HeadLogProbs:
+        """The log-probabilities by head, each `[B, T]`, without gradients."""
+        return by_head(spec, self.log_probs.detach())
 
 
 class ResidualFeatures(nn.Module):

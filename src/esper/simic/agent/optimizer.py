@@ -45,15 +45,39 @@ def build_optimizer(
     ]
     for name, parameters in scaled.items():
         groups.append(
-            {"params": parameters, "name": f"actor_{name}", "weight_decay": 0.0, "lr": lr * head_lr_scale[name]}
+            {"params": parameters, "name": _group_name(name), "weight_decay": 0.0, "lr": lr * head_lr_scale[name]}
         )
     kind = torch.optim.Adam if weight_decay == 0.0 else torch.optim.AdamW
     return kind([group for group in groups if group["params"]], **options)
 
 
+def _group_name(head: str) -> str:
+    """What the parameter group of a head with a learning rate of its own is called."""
+    return f"actor_{head}"
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float, head_lr_scale: Mapping[str, float]) -> None:
+    """Change the learning rate of an optimiser that `build_optimizer` made; heads keep their factors on it."""
+    factors = {_group_name(head): factor for head, factor in head_lr_scale.items()}
+    for group in optimizer.param_groups:
+        group["lr"] = lr * factors.get(group.get("name", ""), 1.0)
+
+
 def adam_kernels(device: torch.device) -> dict[str, Any]:
     """Which implementation of Adam to use: one fused kernel on CUDA, multi-tensor calls elsewhere."""
     return {"fused": True} if device.type == "cuda" else {"foreach": True}
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, loss: Tensor) -> bool:
+    """Take one step down `loss`; returns False and changes no parameter if the loss or a gradient is not finite."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if not bool(loss.detach().isfinite() & norm.isfinite()):
+        return False
+    optimizer.step()
+    return True
 
 
 class GradientNorms(NamedTuple):

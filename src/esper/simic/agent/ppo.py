@@ -5,7 +5,6 @@ two actions makes the same agent play CartPole.
 """
 
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -30,11 +29,10 @@ from esper.leyline import (
     DEFAULT_VALUE_COEF,
     KL_STOP_MULTIPLIER,
     LOW_ADVANTAGE_STD,
-    RECURRENT_EPOCHS_WARNING,
     InputError,
     SlotConfig,
 )
-from esper.simic.agent.arguments import checked_epochs, require_same_heads, resolve_device
+from esper.simic.agent.arguments import checked_epochs, require_same_heads, resolve_device, warn_of_stored_states
 from esper.simic.agent.entropy import EntropySchedule, fewest_valid
 from esper.simic.agent.losses import (
     DEFAULT_HUBER_DELTA,
@@ -46,11 +44,25 @@ from esper.simic.agent.losses import (
     value_loss,
 )
 from esper.simic.agent.network import Decision, FactoredRecurrentActorCritic, NetworkOutput, last_layer
-from esper.simic.agent.optimizer import GradClipMode, build_optimizer, clip_gradients, parameter_units
+from esper.simic.agent.optimizer import (
+    GradClipMode,
+    build_optimizer,
+    clip_gradients,
+    parameter_units,
+    set_learning_rate,
+)
 from esper.simic.agent.return_scale import ReturnScale
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.sequences import SequenceBatch, minibatches
-from esper.simic.agent.types import Hidden, PPOUpdateMetrics, TelemetryLevels, UpdateObserver, ValueDiagnostics
+from esper.simic.agent.types import (
+    HeadEntropies,
+    Hidden,
+    PPOUpdateMetrics,
+    TelemetryLevels,
+    UpdateObserver,
+    ValueDiagnostics,
+    by_head,
+)
 from esper.simic.agent.update_log import (
     MinibatchReport,
     UpdateLog,
@@ -228,6 +240,10 @@ class PPOAgent:
             self.total_steps_for_decay if self.use_entropy_decay else None,
         )
 
+    def set_learning_rate(self, lr: float) -> None:
+        """Learn at this rate from now on; heads keep their factors on it."""
+        set_learning_rate(self.optimizer, lr, self.head_lr_scale)
+
     def update(
         self, buffer: TamiyoRolloutBuffer | None = None, obs_normalizer: RunningMeanStd | None = None
     ) -> PPOUpdateMetrics:
@@ -250,8 +266,7 @@ class PPOAgent:
         batch = buffer.get_batched_sequences(self.device)
         metrics = self._learn(batch, diagnostics)
         if self.value_memory:
-            self.memory.remember(batch)
-            self.memory.refit(self, self.optimizer.param_groups[0]["lr"])
+            self._refit_values(batch, metrics)
         self.total_steps += steps
         self.updates += 1
         buffer.clear()
@@ -273,7 +288,8 @@ class PPOAgent:
         return diagnostics
 
     def _learn(self, batch: SequenceBatch, diagnostics: ValueDiagnostics) -> PPOUpdateMetrics:
-        self._warn_of_stored_states(batch)
+        assert self.recurrent_n_epochs is not None
+        warn_of_stored_states(self.recurrent_n_epochs, batch.hidden)
         coefficients = self._entropy_coefficients(batch)
         before = self._replay(batch)
         log = UpdateLog(self.spec)
@@ -286,16 +302,14 @@ class PPOAgent:
             **round_statistics(self.spec, batch, before, self._replay(batch), self.return_scale.scale),
         )
 
-    def _warn_of_stored_states(self, batch: SequenceBatch) -> None:
-        epochs = self.recurrent_n_epochs
-        assert epochs is not None
-        if epochs > RECURRENT_EPOCHS_WARNING and any(state.any() for state in batch.hidden):
-            warnings.warn(
-                f"n_epochs={epochs} is elevated for sequences that start from a stored state: later epochs replay "
-                "them from a state that the changed network would not have reached",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+    def _refit_values(self, batch: SequenceBatch, metrics: PPOUpdateMetrics) -> None:
+        """Fit the values to the remembered rounds, this one included; what was left out goes into `metrics`."""
+        left_out = self.memory.remember(batch)
+        if left_out:
+            logger.warning("the value memory leaves out %d of %d sequences: NaN or infinity", left_out, len(batch.obs))
+        skipped = self.memory.refit(self, self.optimizer.param_groups[0]["lr"])
+        metrics["skipped_steps"] += skipped
+        metrics["has_numerical_issue"] |= left_out + skipped > 0
 
     def _entropy_coefficients(self, batch: SequenceBatch) -> dict[str, float]:
         """Per head, from the most restrictive mask that any step of the round had."""
@@ -362,7 +376,8 @@ class PPOAgent:
         total.backward()
         if self.observer is not None:
             losses = {"policy": policy.detach(), "value": value.detach(), "total": total.detach()}
-            self.observer.minibatch(part, evaluation.log_probs.detach(), losses)
+            means: HeadEntropies = by_head(self.spec, entropies.detach())
+            self.observer.minibatch(part, evaluation.head_log_probs(self.spec), means, losses)
         norms = clip_gradients(self._units, self.max_grad_norm, self.grad_clip_mode)
         statistics = ratio_statistics(log_ratio.detach(), part.active, part.valid, self.clip_ratio)
         return fetch_report(policy, value, total, entropies, statistics, norms), log_ratio.detach()

@@ -56,6 +56,13 @@ class SequenceBatch:
             lengths=self.lengths[index],
         )
 
+    @property
+    def finite(self) -> Tensor:
+        """`[G]` bool, on the host: neither observations nor returns nor the first LSTM state hold NaN or infinity."""
+        steps = self.obs.isfinite().all(-1) & self.returns.isfinite()
+        state = self.hidden[0].isfinite() & self.hidden[1].isfinite()
+        return (steps.all(-1) & state.all(-1).all(0)).cpu()
+
     def to(self, device: torch.device | str) -> "SequenceBatch":
         """The same on `device`, without waiting for the transfer."""
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _STEP_FIELDS}

@@ -16,8 +16,15 @@ HeadLogProbs = dict[str, Tensor]
 """Head name to log-probabilities; which heads there are is for the action spec to say."""
 HeadEntropies = dict[str, Tensor]
 """Head name to normalised entropies."""
-ActionDict = dict[str, int]
-"""Head name to chosen index: one joint action."""
+
+
+class ActionDict(TypedDict):
+    """One joint action of Esper's heads: the index that was chosen for each."""
+
+    slot: int
+    blueprint: int
+    blend: int
+    op: int
 
 
 def by_head(spec: ActionSpec, stacked: Tensor) -> dict[str, Tensor]:
@@ -39,13 +46,18 @@ class UpdateObserver(Protocol):
     It may keep tensors; it must change none, draw no random numbers, and leave waiting for the device to later.
     """
 
-    def minibatch(self, part: "SequenceBatch", log_probs: Tensor, losses: Mapping[str, Tensor]) -> None:
-        """Gradients of this minibatch are there, not yet clipped; `log_probs [G, L, H]` are the present policy's."""
+    def minibatch(
+        self, part: "SequenceBatch", log_probs: HeadLogProbs, entropies: HeadEntropies, losses: Mapping[str, Tensor]
+    ) -> None:
+        """Gradients of this minibatch are there, not yet clipped.
+
+        Of the present policy: per head `log_probs [G, L]`, and its mean entropy `[]` over the steps where it mattered.
+        """
         ...
 
 
 class GradientStats(TypedDict):
-    """Gradients of the last optimiser step, before clipping."""
+    """Gradients of the last minibatch with finite numbers, before clipping, be it the one that ended the update."""
 
     grad_norm: float
     max_grad: float
@@ -131,13 +143,13 @@ class PPOUpdateMetrics(ValueDiagnostics):
     """Share of the decisions of a head in which masking removed at least one option."""
     return_scale: float
     total_grad_norm: float
-    """Before clipping, mean over optimiser steps."""
+    """Before clipping, mean over the minibatches with finite numbers, the one that ended the update included."""
     post_clip_grad_norm: float
     gradient_stats: GradientStats | None
     epochs_run: int
     optimizer_steps: int
     skipped_steps: int
-    """Minibatches left out because a loss, a ratio or a gradient was not finite."""
+    """Minibatches left out because a loss, a ratio or a gradient was not finite, those of the value memory included."""
     early_stopped: bool
     """True if the KL limit ended the update."""
     has_numerical_issue: bool

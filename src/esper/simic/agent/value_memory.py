@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 from esper.simic.agent.losses import masked_mean, value_loss
+from esper.simic.agent.optimizer import step_if_finite
 from esper.simic.agent.sequences import SequenceBatch, minibatches
 
 if TYPE_CHECKING:
@@ -30,12 +31,23 @@ class ValueMemory:
     def __len__(self) -> int:
         return len(self._rounds)
 
-    def remember(self, batch: SequenceBatch) -> None:
-        """Keep a round, with its returns in raw units."""
-        self._rounds.append(replace(batch, masks={}))
+    def remember(self, batch: SequenceBatch) -> int:
+        """Keep a round, with its returns in raw units; returns how many sequences were left out as not finite.
 
-    def refit(self, agent: "PPOAgent", lr: float) -> None:
-        """One pass over every remembered round, in random order, with an optimiser of its own."""
+        Kept, they would spoil a minibatch of every refit until the round is forgotten.
+        """
+        finite = batch.finite
+        left_out = int((~finite).sum())
+        if left_out < len(finite):
+            self._rounds.append(batch.rows(finite.nonzero().squeeze(-1)) if left_out else replace(batch, masks={}))
+        return left_out
+
+    def refit(self, agent: "PPOAgent", lr: float) -> int:
+        """One pass over every remembered round, in random order, with an optimiser of its own.
+
+        Returns how many minibatches were skipped because the loss or a gradient was not finite.
+        """
+        skipped = 0
         optimizer = Adam(agent._base_network.parameters(), lr)
         befores = [agent._replay(batch).logits for batch in self._rounds]
         for number in torch.randperm(len(self._rounds)).tolist():
@@ -43,10 +55,9 @@ class ValueMemory:
             for index in minibatches(batch.lengths, agent.num_minibatches):
                 part = batch.rows(index)
                 loss = _loss(agent, part, before[index, : part.obs.shape[1]])
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+                skipped += not step_if_finite(optimizer, loss)
         optimizer.zero_grad(set_to_none=True)
+        return skipped
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Everything, as tensors and built-in types."""

@@ -4,7 +4,6 @@ from esper.simic.rewards.breakdown import SHAPING_TERMS, RewardBreakdown
 from esper.simic.rewards.checks import GamingFlags, check_seeds, emit_flags
 from esper.simic.rewards.config import (
     INTERVENTION_COSTS,
-    LOSS_CONFIGS,
     ChecksConfig,
     ContributionConfig,
     LossConfig,
@@ -12,10 +11,10 @@ from esper.simic.rewards.config import (
     RewardFamily,
     ShapingConfig,
     SparseConfig,
-    loss_config,
 )
+from esper.simic.rewards.loss_facts import LOSS_CONFIGS, loss_config
 from esper.simic.rewards.rewards import Reward, make_reward
-from esper.simic.rewards.shaping import check_gammas, potential, shaping_term
+from esper.simic.rewards.shaping import check_gammas, check_learner, potential, shaping_term
 
 __all__ = [
     "INTERVENTION_COSTS",
@@ -32,6 +31,7 @@ __all__ = [
     "ShapingConfig",
     "SparseConfig",
     "check_gammas",
+    "check_learner",
     "check_seeds",
     "emit_flags",
     "loss_config",

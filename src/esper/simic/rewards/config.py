@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Self
 
-from esper.leyline import DEFAULT_GAMMA, InputError, Op, Stage, unknown_name
+from esper.leyline import DEFAULT_GAMMA, InputError, Op, Stage
 from esper.leyline.checks import check_amounts, check_field_types
 
 PROXY_RATIO = 3.0
@@ -85,7 +85,7 @@ class ContributionConfig(_Checked):
     weight: float = 1.0
     """Of a seed's measured contribution."""
     proxy_weight: float | None = None
-    """Of the network's gain where a seed was not measured; None: a third of `weight`, and nothing else is allowed."""
+    """Of the network's gain until a seed is measured; None: a third of `weight`, and nothing else is allowed."""
     contribution_limit: float = 20.0
     """Most that one seed is credited or charged with in a step, before discounts."""
     ransomware_factor: float = 0.5
@@ -168,18 +168,20 @@ class LossConfig(_Checked):
     best_loss: float
     """What a good network of this kind reaches."""
     worst_loss: float
-    """Where an untrained network starts; between the two lies a quality of 1."""
+    """Where an untrained network starts; between the two lies a quality of 1, and what is worse counts as this."""
     baseline_loss: float
     """Stands for the loss before the first epoch, usually that of guessing."""
     typical_delta: float
     """By how much the loss falls in an ordinary epoch: the unit of the reward."""
-    step_limit: float = 5.0
-    """Most typical deltas that one step is paid or charged for."""
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
         if not self.best_loss < self.worst_loss:
             raise InputError(f"LossConfig.worst_loss must exceed best_loss = {self.best_loss}; got {self.worst_loss}")
+        if self.baseline_loss > self.worst_loss:
+            raise InputError(
+                f"LossConfig.baseline_loss must be at most worst_loss = {self.worst_loss}; got {self.baseline_loss}"
+            )
         if self.typical_delta == 0:
             raise InputError("LossConfig.typical_delta must be more than 0: it is the unit of the reward")
 
@@ -189,30 +191,15 @@ class LossConfig(_Checked):
         return (self.worst_loss - self.best_loss) / self.typical_delta
 
     @classmethod
-    def of_classes(cls, classes: int) -> Self:
-        """For a task of which nothing is known but how many answers there are to guess among."""
+    def of_classes(cls, classes: int, best_loss: float = 0.0, typical_delta: float | None = None) -> Self:
+        """For a task with so many answers to guess among: an untrained network guesses.
+
+        Without a typical delta, twenty ordinary epochs lead from guessing to no loss at all.
+        """
         if classes < 2:
             raise InputError(f"classes must be 2 or more; got {classes}")
         guess = math.log(classes)
-        return cls(best_loss=0.0, worst_loss=guess, baseline_loss=guess, typical_delta=0.05 * guess)
-
-
-LOSS_CONFIGS: Mapping[str, LossConfig] = MappingProxyType(
-    {
-        "cifar10": LossConfig(best_loss=0.3, worst_loss=2.303, baseline_loss=2.303, typical_delta=0.1),
-        "tinystories": LossConfig(best_loss=1.5, worst_loss=8.0, baseline_loss=7.6, typical_delta=0.2),
-    }
-)
-"""Facts of tasks that are known by name."""
-
-
-def loss_config(task: str, facts: LossConfig | None = None) -> LossConfig:
-    """`facts` if given, else those known of `task`."""
-    if facts is not None:
-        return facts
-    if task not in LOSS_CONFIGS:
-        raise InputError(f"{unknown_name('task for the loss reward', task, LOSS_CONFIGS)}, or give its facts")
-    return LOSS_CONFIGS[task]
+        return cls(best_loss, guess, guess, 0.05 * guess if typical_delta is None else typical_delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +208,7 @@ class RewardConfig(_Checked):
 
     family: RewardFamily = RewardFamily.OBJECTIVE
     gamma: float = DEFAULT_GAMMA
-    """Discount of the shaping; it must be that of the learner (`check_gammas`)."""
+    """Discount of the shaping; it must be that of the learner (`check_learner`)."""
     scale: float = 1.0
     """Multiplies every component."""
     governor_penalty: float = 0.0
@@ -229,7 +216,8 @@ class RewardConfig(_Checked):
     holding_cost: float = 0.0
     """Charged for every epoch that a seed spends in HOLDING, in units of the family: makes deciding better than not."""
     horizon_is_terminal: bool = True
-    """Whether the time limit ends the problem, as it does in growth: the potential behind it is then 0."""
+    """Whether the time limit ends the problem, as it does in growth: the potential behind it is then 0. It must be that
+    of the learner."""
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
     checks: ChecksConfig = field(default_factory=ChecksConfig)
     contribution: ContributionConfig = field(default_factory=ContributionConfig)

@@ -40,11 +40,15 @@ def cull_shaping(contribution: Tensor, config: ContributionConfig) -> Tensor:
 
 
 def _credit(outcome: Outcome, flags: GamingFlags, config: ContributionConfig) -> tuple[Tensor, Tensor]:
-    """Credit for measured contributions and for unmeasured ones by proxy, both `[N, S]`."""
+    """Credit for measured contributions and for unmeasured ones by proxy, both `[N, S]`.
+
+    At alpha 0 a contribution is known to be 0 without a counterfactual, which says nothing about the seed: until it has
+    been measured once, the gain of the whole network stands in.
+    """
     table, judged = outcome.after.table, judged_seeds(outcome)
     limit = config.contribution_limit
     contribution = POINTS * table.contribution.double()
-    measured = contribution.isfinite()
+    measured = contribution.isfinite() & (table.measurements > 0)
     discount = attribution_discount(contribution, POINTS * table.improvement.double())
     factor = torch.where(flags.ransomware, -config.ransomware_factor, discount)
     credit = config.weight * factor * contribution.clamp(-limit, limit)

@@ -49,18 +49,21 @@ def sparse_terms(outcome: Outcome, config: SparseConfig) -> Terms:
     return {"sparse": torch.where(outcome.ended, config.sparse_reward_scale * base, 0.0)}
 
 
+def loss_potential(loss: Tensor, config: LossConfig) -> Tensor:
+    """`[N]`: minus the loss in typical deltas, no worse than that of the worst loss; not measured is the baseline."""
+    known = torch.where(loss.isnan(), config.baseline_loss, loss.double())
+    return -known.clamp(max=config.worst_loss) / config.typical_delta
+
+
 def loss_terms(outcome: Outcome, config: LossConfig) -> Terms:
     """The fall of the validation loss in typical deltas, minus the growth of the rent in the same unit.
 
-    At the end `settlement` takes back what seeds that were not kept had brought.
+    Both are differences of a potential, so an episode is paid the fall from the baseline to the committed network,
+    whatever the loss did on the way. A limit on single steps would break that: large rises would cost less than the
+    small falls that follow them pay.
     """
-    before = outcome.before.signals.val_loss.double()
-    before = torch.where(before.isnan(), config.baseline_loss, before)
-    after = outcome.after.signals.val_loss.double()
-    drop = ((before - after) / config.typical_delta).clamp(-config.step_limit, config.step_limit)
-    settlement = outcome.final_score.double() - outcome.after.score.double()
+    after = torch.where(outcome.ended, outcome.final_loss, outcome.after.signals.val_loss)
     return {
-        "loss_drop": torch.where(outcome.panicked, 0.0, drop),
+        "loss_drop": loss_potential(after, config) - loss_potential(outcome.before.signals.val_loss, config),
         "rent": config.deltas_per_quality * (rent_now(outcome.before) - rent_after(outcome)),
-        "settlement": torch.where(outcome.ended, config.deltas_per_quality * settlement, 0.0),
     }

@@ -65,7 +65,7 @@ class RatioExplosionDiagnostic:
 
 @dataclass(frozen=True, slots=True)
 class NumericalStabilityReport:
-    """Weights, gradients and losses at one moment, gradients before clipping."""
+    """Weights, gradients, losses and entropies at one moment, gradients before clipping."""
 
     weight_norm: float
     weight_max: float
@@ -75,6 +75,8 @@ class NumericalStabilityReport:
     unit_norms: Mapping[str, float]
     """Norm per part of the network, before clipping."""
     losses: Mapping[str, float]
+    entropies: Mapping[str, float]
+    """Normalised entropy per head, mean over the steps where it mattered."""
 
     @classmethod
     @torch.no_grad()
@@ -84,6 +86,7 @@ class NumericalStabilityReport:
         gradient: GradientHealth,
         unit_norms: Mapping[str, float],
         losses: Mapping[str, float],
+        entropies: Mapping[str, float],
     ) -> Self:
         """From the parameters as they are, and what was collected of their gradients."""
         weights = [parameter.detach().float() for parameter in parameters]
@@ -91,7 +94,7 @@ class NumericalStabilityReport:
         largest = torch.stack([weight.abs().amax() for weight in weights]).amax()
         bad = torch.stack([(~weight.isfinite()).sum() for weight in weights]).sum()
         norm, size, count = torch.stack([norms.square().sum().sqrt(), largest, bad.float()]).tolist()
-        return cls(norm, size, int(count), gradient, unit_norms, losses)
+        return cls(norm, size, int(count), gradient, unit_norms, losses, entropies)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain types."""

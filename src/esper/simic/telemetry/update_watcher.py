@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.sequences import SequenceBatch
-from esper.simic.agent.types import TelemetryLevels
+from esper.simic.agent.types import HeadEntropies, HeadLogProbs, TelemetryLevels, by_head
 from esper.simic.telemetry.debug_records import NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.simic.telemetry.gradient_collector import (
     AsyncGradientStats,
@@ -26,7 +26,8 @@ class _LastMinibatch:
     """What debug records are made of."""
 
     part: SequenceBatch
-    log_probs: Tensor
+    log_probs: HeadLogProbs
+    entropies: HeadEntropies
     losses: Mapping[str, Tensor]
     unit_norms: Mapping[str, Tensor]
 
@@ -48,11 +49,13 @@ class UpdateWatcher:
         self._collector = SeedGradientCollector.for_policy(self.agent.max_grad_norm)
         self._parameters = list(self.agent._base_network.parameters())
 
-    def minibatch(self, part: SequenceBatch, log_probs: Tensor, losses: Mapping[str, Tensor]) -> None:
+    def minibatch(
+        self, part: SequenceBatch, log_probs: HeadLogProbs, entropies: HeadEntropies, losses: Mapping[str, Tensor]
+    ) -> None:
         """Keep what this minibatch shows; nothing is fetched."""
         self._gradients = self._collector.collect_async(self._parameters)
         if self.levels.should_collect("debug"):
-            self._last = _LastMinibatch(part, log_probs, losses, _unit_norms(self.agent._units))
+            self._last = _LastMinibatch(part, log_probs, entropies, losses, _unit_norms(self.agent._units))
 
     def take_gradients(self) -> GradientHealth:
         """The gradients of the last minibatch, before clipping, in one transfer."""
@@ -64,15 +67,17 @@ class UpdateWatcher:
         last, self._last = self._last, None
         if last is None:
             return None
-        ratios = {name: self._diagnose(last, index).to_dict() for index, name in enumerate(self.agent.spec.names)}
-        losses = {name: float(loss) for name, loss in last.losses.items()}
-        norms = {name: float(norm) for name, norm in last.unit_norms.items()}
-        return ratios, NumericalStabilityReport.of(self._parameters, gradients, norms, losses).to_dict()
+        ratios = {name: self._diagnose(last, name).to_dict() for name in self.agent.spec.names}
+        losses, norms, entropies = (
+            {name: float(number) for name, number in numbers.items()}
+            for numbers in (last.losses, last.unit_norms, last.entropies)
+        )
+        return ratios, NumericalStabilityReport.of(self._parameters, gradients, norms, losses, entropies).to_dict()
 
-    def _diagnose(self, last: _LastMinibatch, head: int) -> RatioExplosionDiagnostic:
-        active = last.part.active[..., head]
-        old, new = last.part.old_log_probs[..., head][active], last.log_probs[..., head][active]
-        actions = last.part.actions[..., head][active]
+    def _diagnose(self, last: _LastMinibatch, head: str) -> RatioExplosionDiagnostic:
+        columns = (last.part.active, last.part.old_log_probs, last.part.actions)
+        active, old, actions = (by_head(self.agent.spec, column)[head] for column in columns)
+        old, new, actions = old[active], last.log_probs[head][active], actions[active]
         return RatioExplosionDiagnostic.from_batch((new - old).exp(), old, new, actions, self.max_ratio, self.min_ratio)
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from esper.kasmina import UNLIMITED
 from esper.leyline import (
@@ -13,6 +13,7 @@ from esper.leyline import (
     DEFAULT_VALUE_COEF,
     ENTROPY_COLLAPSE,
     GRADIENT_DRIFT,
+    HEAD_NAMES,
     KL_ANOMALY,
     MAX_RATIO,
     MIN_EXPLAINED_VARIANCE,
@@ -20,7 +21,9 @@ from esper.leyline import (
     InputError,
     unknown_name,
 )
-from esper.simic.rewards import RewardConfig, RewardFamily, check_gammas
+from esper.simic.agent.losses import DEFAULT_HUBER_DELTA, ValueLossType
+from esper.simic.agent.optimizer import GradClipMode
+from esper.simic.rewards import RewardConfig, RewardFamily, check_learner
 from esper.simic.telemetry import LEVELS
 from esper.simic.training.config_checks import _validate_range, check_ranges, check_types
 from esper.simic.training.config_json import from_plain, to_plain
@@ -37,6 +40,13 @@ GROWTH_REWARD = RewardConfig(
 whole learning curve, and its error in that is larger than what decisions bring."""
 KL_TARGETS = 4.0
 """An update stops by itself at 1.5 times its target; this many times it shows that stopping did not help."""
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "lr_schedule": ("constant", "linear"),
+    "value_loss_type": get_args(ValueLossType),
+    "grad_clip_mode": get_args(GradClipMode),
+    "hidden_storage": ("all", "first"),
+}
+"""What fields with a fixed choice of names may hold."""
 IMITATED_ENTROPY = 0.01
 """A policy that imitated a teacher has decided from its first round on: only less than this is a collapse there."""
 
@@ -99,7 +109,7 @@ class TrainingConfig:
     curriculum: tuple[Phase, ...] = ()
     """Phases that a run goes through before the tasks, price and budget above are its own, easiest first."""
     reward: RewardConfig = field(default_factory=lambda: GROWTH_REWARD)
-    """What a step pays; its gamma must be the learner's."""
+    """What a step pays; its gamma and horizon_is_terminal must be the learner's."""
 
     teacher: str | None = "heuristic"
     """Controller whose decisions the policy imitates before it learns from its own: heuristic, schedule, random or
@@ -117,10 +127,17 @@ class TrainingConfig:
 
     lstm_hidden_dim: int = 64
     """Width of the controller's memory."""
+    hidden_storage: Literal["all", "first"] = "all"
+    """LSTM states that are kept of a round: all, or the first of each episode, which learning needs; without the others
+    nothing is told of the memory's health."""
+    compile_network: bool = False
+    """Whether the controller's network is compiled, which takes minutes and does not pay on a CPU."""
     lr: float = 2e-3
     """Learning rate of the controller ..."""
     lr_schedule: Literal["constant", "linear"] = "linear"
     """... which falls to a tenth over the run if linear."""
+    head_lr_scale: dict[str, float] = field(default_factory=dict)
+    """Factors on the learning rate of single heads (slot, blueprint, blend, op); heads that are not named have 1."""
     gamma: float = GROWTH_GAMMA
     """Discount."""
     gae_lambda: float = 0.9
@@ -143,14 +160,24 @@ class TrainingConfig:
     """... and at the end of the decay."""
     entropy_decay: float = 0.8
     """Share of the run over which the entropy weight falls; 0 keeps it constant."""
+    entropy_coef_per_head: dict[str, float] = field(default_factory=dict)
+    """Factors on the entropy weight of single heads (slot, blueprint, blend, op); heads that are not named have 1."""
     adaptive_entropy_floor: bool = False
     """Whether the least entropy weight rises where masks leave few choices."""
     value_coef: float = DEFAULT_VALUE_COEF
     """Weight of the value loss."""
+    value_loss_type: ValueLossType = "mse"
+    """Loss of the value function: mse, or huber, which grows linearly for errors beyond huber_delta."""
+    huber_delta: float = DEFAULT_HUBER_DELTA
+    """Error beyond which Huber's loss is linear, in units of the return scale."""
+    clip_value: bool = True
+    """Whether the value loss is that of the worse of a value and the same kept within value_clip of where it was."""
     value_clip: float = DEFAULT_VALUE_CLIP
     """How far values may move in one update, in units of the return scale."""
     max_grad_norm: float = 1.0
-    """Gradients of each part of the network are scaled down to this norm."""
+    """Gradients are scaled down to this norm ..."""
+    grad_clip_mode: GradClipMode = "per_head"
+    """... those of each head, the value head and the trunk apart (per_head), or all together (global)."""
     weight_decay: float = 0.0
     """Decay of the value head alone."""
     op_bias: tuple[float, float, float, float] = (0.5, 0.0, 1.0, -2.0)
@@ -159,6 +186,8 @@ class TrainingConfig:
     horizon_is_terminal: bool = True
     """Whether an episode's end is the end of the problem, worth nothing afterwards."""
 
+    germinate_when_stable: bool = False
+    """Whether nothing may germinate in a host before it counts as stable."""
     stable_improvement: float = TrackerSettings().stable_improvement
     """Relative fall of a host's validation loss below which an epoch counts as stable."""
     stable_epochs: int = TrackerSettings().stable_epochs
@@ -193,7 +222,7 @@ class TrainingConfig:
         check_types(self)
         check_ranges(self)
         self._check_names()
-        check_gammas(self.reward.gamma, self.gamma)
+        check_learner(self.reward, self.gamma, self.horizon_is_terminal)
         if self.num_minibatches > self.envs * len(self.tasks):
             raise InputError(
                 f"num_minibatches must be at most the {self.envs * len(self.tasks)} episodes of a round; "
@@ -211,10 +240,13 @@ class TrainingConfig:
             raise InputError(f"tasks names a task twice: {', '.join(self.tasks)}")
         if self.teacher is not None and self.teacher not in controller_names():
             raise unknown_name("teacher", self.teacher, controller_names())
-        choices = {"executor": executor_names(), "telemetry": LEVELS, "lr_schedule": ("constant", "linear")}
-        for name, allowed in choices.items():
+        for name, allowed in {"executor": executor_names(), "telemetry": LEVELS, **_CHOICES}.items():
             if getattr(self, name) not in allowed:
                 raise unknown_name(name, getattr(self, name), allowed)
+        for name in ("head_lr_scale", "entropy_coef_per_head"):
+            for head in getattr(self, name):
+                if head not in HEAD_NAMES:
+                    raise unknown_name(f"head in {name}", head, HEAD_NAMES)
 
     def _check_curriculum(self) -> None:
         reached = 0.0
@@ -241,15 +273,23 @@ class TrainingConfig:
         tracker = TrackerSettings(**self.to_tracker_kwargs())
         compute = ComputeSettings(self.precision, self.compile_hosts, self.host_devices)
         return EpisodeSettings(
-            self.episode_length, self.price, self.budget, self.batch_size, tracker=tracker, compute=compute
+            self.episode_length,
+            self.price,
+            self.budget,
+            self.batch_size,
+            self.germinate_when_stable,
+            tracker=tracker,
+            compute=compute,
         )
 
     def to_ppo_kwargs(self) -> dict[str, Any]:
         """Arguments of `PPOAgent` that this config decides; the trainer adds what depends on the tasks."""
         same = (
-            "lr", "gamma", "gae_lambda", "value_lambda", "value_memory", "clip_ratio", "target_kl",
-            "num_minibatches", "entropy_coef", "entropy_coef_min", "adaptive_entropy_floor", "value_coef",
-            "value_clip", "max_grad_norm", "weight_decay", "lstm_hidden_dim", "device", "horizon_is_terminal",
+            "lr", "head_lr_scale", "gamma", "gae_lambda", "value_lambda", "value_memory", "clip_ratio", "target_kl",
+            "num_minibatches", "entropy_coef", "entropy_coef_min", "entropy_coef_per_head", "adaptive_entropy_floor",
+            "value_coef", "value_loss_type", "huber_delta", "clip_value", "value_clip", "max_grad_norm",
+            "grad_clip_mode", "weight_decay", "lstm_hidden_dim", "hidden_storage", "compile_network", "device",
+            "horizon_is_terminal",
         )  # fmt: skip
         return {name: getattr(self, name) for name in same} | {
             "recurrent_n_epochs": self.epochs,

@@ -1,15 +1,19 @@
 """What fields of a config may hold: types as they are declared, numbers in their ranges, one clear line otherwise."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from esper.leyline import InputError
 
+FIRST_LESSON = 1_000_000
+"""The number of the first round with a teacher. A run has no more rounds than this, so that lessons, whose episodes are
+seeded by this number, share no seed with them."""
 _INFINITY = math.inf
 RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("envs", 1, _INFINITY, True, False),
-    ("rounds", 1, _INFINITY, True, False),
+    ("rounds", 1, FIRST_LESSON, True, True),
     ("episode_length", 1, _INFINITY, True, False),
     ("seed", 0, 2**62, True, False),
     ("workers", 1, _INFINITY, True, False),
@@ -24,6 +28,7 @@ RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("lesson_detail_smoothing", 0, 1, True, False),
     ("lstm_hidden_dim", 1, _INFINITY, True, False),
     ("lr", 0, _INFINITY, False, False),
+    ("head_lr_scale", 0, _INFINITY, False, False),
     ("gamma", 0, 1, False, True),
     ("gae_lambda", 0, 1, True, True),
     ("value_lambda", 0, 1, True, True),
@@ -34,8 +39,10 @@ RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("num_minibatches", 1, _INFINITY, True, False),
     ("entropy_coef", 0, _INFINITY, True, False),
     ("entropy_coef_min", 0, _INFINITY, True, False),
+    ("entropy_coef_per_head", 0, _INFINITY, True, False),
     ("entropy_decay", 0, 1, True, True),
     ("value_coef", 0, _INFINITY, True, False),
+    ("huber_delta", 0, _INFINITY, False, False),
     ("value_clip", 0, _INFINITY, False, False),
     ("max_grad_norm", 0, _INFINITY, False, False),
     ("weight_decay", 0, _INFINITY, True, False),
@@ -69,12 +76,17 @@ def _validate_range(
 
 
 def check_ranges(config: Any) -> None:
-    """Refuse a field out of its range; in a tuple, every number counts."""
+    """Refuse a field out of its range; in a tuple or a mapping, every number counts."""
     for name, low, high, low_in, high_in in RANGES:
-        value = getattr(config, name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if number is not None:
-                _validate_range(number, name, low, high, low_inclusive=low_in, high_inclusive=high_in)
+        for place, number in _numbers(name, getattr(config, name)):
+            _validate_range(number, place, low, high, low_inclusive=low_in, high_inclusive=high_in)
+
+
+def _numbers(name: str, value: Any) -> list[tuple[str, float]]:
+    """The numbers in a field, each with the name it goes by."""
+    if isinstance(value, Mapping):
+        return [(f"{name}.{key}", number) for key, number in value.items()]
+    return [(name, number) for number in (value if isinstance(value, tuple) else (value,)) if number is not None]
 
 
 def _matches(value: object, hint: Any) -> bool:
@@ -84,6 +96,9 @@ def _matches(value: object, hint: Any) -> bool:
         inner = [kind for kind in get_args(hint) if kind is not Ellipsis]
         long_enough = Ellipsis in get_args(hint) or (isinstance(value, tuple) and len(value) == len(inner))
         return isinstance(value, tuple) and long_enough and all(_matches(item, inner[0]) for item in value)
+    if get_origin(hint) is dict:
+        keys, values = get_args(hint)
+        return isinstance(value, dict) and all(_matches(k, keys) and _matches(v, values) for k, v in value.items())
     if get_args(hint):
         return any(_matches(value, option) for option in get_args(hint))
     if hint in (int, float):

@@ -12,7 +12,7 @@ from esper.leyline import VALUE_WARM_UP, Blend, EventType, Op, Severity, Telemet
 from esper.nissa import Hub
 from esper.nissa.events import DecisionsRecorded, EpisodeEnded, Payload, UpdateExamined
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.agent.types import ActionDict, PPOUpdateMetrics
 from esper.simic.telemetry import (
     Anomaly,
     AnomalyDetector,
@@ -159,7 +159,8 @@ class Instruments:
             row |= {"added_params": added, "params": situation.host_params + added}
             self.tell(EpisodeEnded(task=task, steps=steps[index], **row), env_id=index)
             if steps[index]:
-                chosen = actions[index][: steps[index]]
+                rows = actions[index][: steps[index]]
+                chosen = [ActionDict(slot=s, blueprint=b, blend=blend, op=op) for s, b, blend, op in rows]
                 self.tell(_decisions(chosen, numbers[:, index, : steps[index]], situation.sites), env_id=index)
 
 
@@ -192,21 +193,21 @@ def value_growth(metrics: PPOUpdateMetrics) -> float | None:
     return max(metrics["value_mse_after"] / error, (1.0 - metrics["explained_variance_after"]) / spread)
 
 
-def _decisions(actions: list[list[int]], numbers: Tensor, sites: tuple[Site, ...]) -> DecisionsRecorded:
+def _decisions(actions: list[ActionDict], numbers: Tensor, sites: tuple[Site, ...]) -> DecisionsRecorded:
     """Decisions of one episode by name; `numbers [3, T]` are log-probabilities, values and rewards."""
     log_prob, value, reward = ([round(number, _DIGITS) for number in row] for row in numbers.tolist())
-    ops = [Op(op) for *_, op in actions]
-    slots = [sites[slot] for slot, *_ in actions]
+    ops = [Op(action["op"]) for action in actions]
+    slots = [sites[action["slot"]] for action in actions]
     planted = [op is Op.GERMINATE for op in ops]
     names = [
-        find_blueprint(site.shape.family, action[1] + 1).name if grows else None
+        find_blueprint(site.shape.family, action["blueprint"] + 1).name if grows else None
         for site, action, grows in zip(slots, actions, planted, strict=True)
     ]
     return DecisionsRecorded(
         op=[op.name for op in ops],
         slot=[None if op is Op.WAIT else site.slot_id for op, site in zip(ops, slots, strict=True)],
         blueprint=names,
-        blend=[Blend(action[2]).name if grows else None for action, grows in zip(actions, planted, strict=True)],
+        blend=[Blend(action["blend"]).name if grows else None for action, grows in zip(actions, planted, strict=True)],
         log_prob=log_prob,
         value=value,
         reward=reward,

@@ -12,12 +12,14 @@ from esper.leyline import HEAD_NAMES, EsperError, InputError, SlotConfig
 from esper.nissa import Hub
 from esper.nissa.events import CheckpointSaved, LessonCompleted, RoundCompleted, RunStarted
 from esper.simic.agent.checkpoint import load_checkpoint, pack_checkpoint
-from esper.simic.agent.cloning import clone
+from esper.simic.agent.cloning import Cloning, clone
 from esper.simic.agent.network import last_layer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.rewards import check_learner
 from esper.simic.telemetry import Anomaly
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.config_checks import FIRST_LESSON
 from esper.simic.training.controller import LearnedController, fresh_normalizer, restore_normalizer
 from esper.simic.training.instruments import Instruments
 from esper.simic.training.rounds import RoundOutcome, collect_round
@@ -28,8 +30,6 @@ from esper.tolaria import find_task
 
 FIRST_VALIDATION_SEED = 1_000_000
 """Validation episodes are seeded from here on, far from what people report on."""
-_FIRST_LESSON = 1_000_000
-"""The number of the first round with a teacher, far from those that the policy plays alone."""
 _LAST_LR_FACTOR = 0.1
 _BASELINES = ("never", "heuristic")
 _LOG = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class TrainingSummary:
 class Trainer:
     """One run. `run` goes on to the last round; a run that was stopped is taken up by another trainer with `resume`."""
 
+    agent: PPOAgent
+
     def __init__(
         self,
         config: TrainingConfig,
@@ -92,6 +94,8 @@ class Trainer:
         self._lessons = 0
         if resume:
             self._resume()
+        learner = self.agent if resume else config
+        check_learner(config.reward, learner.gamma, learner.horizon_is_terminal)
         self.world = self._open_world(config.in_round(self.round))
         if not resume:
             torch.manual_seed(config.seed)
@@ -201,7 +205,7 @@ class Trainer:
                 self.agent,
                 self.normalizer,
                 self.world,
-                _FIRST_LESSON + self._lessons,
+                FIRST_LESSON + self._lessons,
                 self._check_interrupt,
                 self.config.teacher,
                 watch=self._lessons == 0,
@@ -209,7 +213,7 @@ class Trainer:
             buffer = self.agent.buffer
             self.normalizer.update(buffer.raw_obs[buffer.valid])
             buffer.obs.copy_(self.normalizer.normalize(buffer.raw_obs))
-            losses = clone(
+            cloning = clone(
                 self.agent,
                 self.config.lesson_passes,
                 self.config.lesson_lr,
@@ -218,13 +222,24 @@ class Trainer:
                 self.config.op_bias,
             )
             self._lessons += 1
-            self._instruments.tell(
-                LessonCompleted(
-                    lesson=self._lessons, gain=dict(outcome.gain), first_loss=losses[0], last_loss=losses[-1]
-                )
-            )
+            self._record_lesson(outcome, cloning)
             self._remember()
             self._checkpoint()
+
+    def _record_lesson(self, outcome: RoundOutcome, cloning: Cloning) -> None:
+        left_out, skipped = cloning.left_out, cloning.skipped_steps
+        if left_out or skipped:
+            self._announce(f"NaN or infinity: {left_out} episodes and {skipped} minibatches were left out")
+        self._instruments.tell(
+            LessonCompleted(
+                lesson=self._lessons,
+                gain=dict(outcome.gain),
+                first_loss=cloning.losses[0],
+                last_loss=cloning.losses[-1],
+                left_out=left_out,
+                skipped_steps=skipped,
+            )
+        )
 
     def _record(self, report: RoundReport) -> None:
         entry: dict[str, Any] = {
@@ -307,5 +322,4 @@ class Trainer:
 
     def _set_learning_rate(self) -> None:
         progress = self.round / self.config.rounds if self.config.lr_schedule == "linear" else 0.0
-        for group in self.agent.optimizer.param_groups:
-            group["lr"] = self.config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress)
+        self.agent.set_learning_rate(self.config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress))

@@ -14,6 +14,7 @@ from esper.leyline import HEAD_NAMES, InputError, Severity, Stage, objective
 from esper.nissa import Hub, MemorySink
 from esper.simic.control import Masks
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.config_checks import FIRST_LESSON
 from esper.simic.training.recipe import EnvRecipe
 from esper.tamiyo import Controller, make_controller
 from esper.tolaria import (
@@ -98,16 +99,22 @@ class GrowthWorld:
         self._threads = ThreadPoolExecutor(len(self._envs)) if config.workers > 1 else None
 
     def reset(self, round_index: int, after_step: Callable[[], None] = lambda: None) -> tuple[Tensor, Masks]:
-        """Begin the episodes of a round, which follow from the run's seed and the number of the round.
+        """Begin the episodes of a round or lesson, which follow from the run's seed and the number of the round.
 
         If the twins of these episodes are not known yet, they are trained first; `after_step` is called after every
         step of theirs, and may raise.
         """
-        episode = round_index if self._distinct is None else round_index % self._distinct
+        episode = self._episode(round_index)
         self._alone = _Alone.of_none(self.num_envs) if self._distinct is None else self._twins_of(episode, after_step)
         for relay in self._relays:
             relay.round, relay.muted = round_index + 1, False
         return self._begin(episode)
+
+    def _episode(self, round_index: int) -> int:
+        """The number that seeds the episodes of a round; those of lessons never come round again."""
+        if self._distinct is None or round_index >= FIRST_LESSON:
+            return round_index
+        return round_index % self._distinct
 
     def _begin(self, episode: int) -> tuple[Tensor, Masks]:
         observations, masks = [], []
@@ -149,15 +156,19 @@ class GrowthWorld:
         ended = step.terminated | step.truncated
         return replace(
             step,
-            rewards=step.rewards - torch.where(ended, self._expected(alone.earned), 0.0),
+            rewards=step.rewards - torch.where(ended, self._expected(alone), 0.0),
             dropped=step.dropped | alone.dropped,
             twin_objective=torch.where(ended, alone.objective, torch.nan),
         )
 
-    def _expected(self, earned: Tensor) -> Tensor:
-        """What hosts may be expected to earn, from what their twins did: `[N]`."""
-        means = earned.view(-1, self._per_task).mean(1).repeat_interleave(self._per_task)
-        return means + self._twin_weight * (earned - means)
+    def _expected(self, alone: "_Alone") -> Tensor:
+        """What hosts may be expected to earn, from what the twins of their task did that were not lost: `[N]`."""
+        whole = ~alone.dropped
+        sums, counts = (
+            column.view(-1, self._per_task).sum(1) for column in (torch.where(whole, alone.earned, 0.0), whole)
+        )
+        means = (sums / counts.clamp(min=1)).repeat_interleave(self._per_task)
+        return torch.where(whole, means + self._twin_weight * (alone.earned - means), means)
 
     def _advance(self, actions: Tensor) -> Transition:
         """One step of all hosts, twins not considered."""

@@ -1,0 +1,92 @@
+"""The trainer: reward and learner fit together before anything runs, and options of the config reach the learner."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import esper
+from esper.leyline import InputError, Op
+from esper.simic.rewards import RewardConfig
+from esper.simic.training import RunFolder, Trainer
+from tests.simic.training.test_vectorized import tiny_config
+
+MISMATCHES = [("gamma", 0.9, r"gamma 1\.0 and PPO gamma 0\.9"), ("horizon_is_terminal", False, "is True .* and False")]
+
+
+@pytest.fixture
+def no_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making hosts is an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a world was made before reward and learner were compared")
+
+    monkeypatch.setattr("esper.simic.training.trainer.GrowthWorld", refuse)
+
+
+@pytest.mark.usefixtures("no_world")
+@pytest.mark.parametrize(("name", "value", "message"), MISMATCHES)
+def test_a_trainer_compares_reward_and_learner_before_it_makes_hosts(name: str, value: Any, message: str) -> None:
+    config = tiny_config()
+    setattr(config, name, value)  # a config is checked when it is made, and can be changed afterwards
+    with pytest.raises(InputError, match=message):
+        Trainer(config)
+
+
+@pytest.mark.parametrize(("name", "value", "message"), MISMATCHES)
+def test_a_config_compares_reward_and_learner(name: str, value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tiny_config(**{name: value})
+    agreed = tiny_config(**{name: value}, reward=replace(tiny_config().reward, **{name: value}))
+    assert getattr(agreed, name) == value
+
+
+def test_a_resumed_agent_is_compared_with_the_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    esper.train(tiny_config(rounds=1, episode_length=1), tmp_path)
+    other = tiny_config(gamma=0.9, reward=RewardConfig(gamma=0.9), episode_length=1)
+    monkeypatch.setattr("esper.simic.training.trainer.GrowthWorld", None)
+    with pytest.raises(InputError, match=r"reward gamma 0\.9 and PPO gamma 1\.0"):
+        Trainer(other, RunFolder(tmp_path), resume=True)
+
+
+def test_heads_keep_their_factors_on_the_learning_rate_as_it_falls() -> None:
+    trainer = Trainer(tiny_config(head_lr_scale={"op": 3.0, "blend": 0.5}, lr=0.01))
+    for trainer.round, factor in ((0, 1.0), (2, 0.55), (4, 0.1)):
+        trainer._set_learning_rate()
+        rates = {group["name"]: group["lr"] for group in trainer.agent.optimizer.param_groups}
+        shared = 0.01 * factor
+        expected = {"actor": shared, "shared": shared, "critic": shared, "actor_op": 3 * shared}
+        assert rates == pytest.approx(expected | {"actor_blend": 0.5 * shared})
+
+
+def test_a_run_with_every_option_of_the_learner_goes_through_and_resumes(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "head_lr_scale": {"op": 2.0},
+        "entropy_coef_per_head": {"blueprint": 3.0},
+        "value_loss_type": "huber",
+        "huber_delta": 0.5,
+        "clip_value": False,
+        "grad_clip_mode": "global",
+        "hidden_storage": "first",
+    }
+    config = tiny_config(rounds=1, episode_length=2, **options)
+    esper.train(config, tmp_path)
+    assert RunFolder(tmp_path).stored_config() == config
+    trainer = Trainer(config, RunFolder(tmp_path), resume=True)
+    assert {name: getattr(trainer.agent, name) for name in options} == options
+    trainer.world.close()
+
+
+@pytest.mark.parametrize(("epochs", "opened"), [(2, [3, 4, 5, 6, 7]), (9, [])])
+def test_seeds_wait_for_hosts_that_are_stable_if_the_config_says_so(epochs: int, opened: list[int]) -> None:
+    """Every epoch counts as stable here, but for the first one, which has none to be compared with."""
+    config = tiny_config(germinate_when_stable=True, stable_improvement=10.0, stable_epochs=epochs, twins=False)
+    world = Trainer(config).world
+    _, masks = world.reset(0)
+    legal = []
+    for _ in range(8):
+        legal.append(bool(masks["op"][:, Op.GERMINATE].all()))
+        masks = world.step(torch.zeros(4, 4, dtype=torch.int64)).masks
+    assert [step for step, possible in enumerate(legal) if possible] == opened
