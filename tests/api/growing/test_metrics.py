@@ -15,7 +15,7 @@ from esper.leyline import InputError, Op
 from tests.api.growing.builders import LIFE, Script, germinate, grow, loss_of, make_grower
 
 Evaluate = Callable[[Tensor, Tensor], Tensor]
-TRAINED, HELD_OUT = slice(0, 300), slice(300, None)
+HELD_OUT = slice(300, None)
 
 
 def mean_squared(predicted: Tensor, wanted: Tensor) -> Tensor:
