@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from esper.leyline import InputError
+from esper.simic.rewards import RewardConfig
 from esper.simic.training import Trainer, collect_round
 from tests.simic.training.test_vectorized import tiny_config
 
@@ -12,7 +13,9 @@ LENGTH = 3
 
 def played_trainer(*, horizon_is_terminal: bool) -> Trainer:
     torch.manual_seed(0)
-    trainer = Trainer(tiny_config(twins=False, episode_length=LENGTH, horizon_is_terminal=horizon_is_terminal))
+    reward = RewardConfig(gamma=1.0, horizon_is_terminal=horizon_is_terminal)
+    options = {"reward": reward, "horizon_is_terminal": horizon_is_terminal}
+    trainer = Trainer(tiny_config(twins=False, episode_length=LENGTH, **options))
     collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
     return trainer
 
