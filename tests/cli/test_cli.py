@@ -24,9 +24,26 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "doctor" in shown
 
 
-@pytest.mark.parametrize("args", [("fly",), ("blueprints", "--family", "conv3d"), ("doctor", "--deep")])
-def test_unknown_words_exit_with_two(args: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("fly",), "unrecognized options: fly; available subcommands: bench, blueprints, "),
+        ((), "expected one of {bench, blueprints, "),
+        (("blueprints", "--family", "conv3d"), "invalid choice 'conv3d' for argument '--family'. Expected one of ("),
+        (("doctor", "--jsno", "x"), "unrecognized options: --jsno, x; perhaps you meant --json; run esper --help"),
+        (("bench", "growth", "--seeds", "nan"), "error parsing --seeds: invalid literal for int() with base 10: 'nan'"),
+        (("sql", "runs/mine"), 'missing from esper sql: STR As in "select * from anomalies"'),
+        (("demo", "--seed"), "missing value for argument '--seed'"),
+    ],
+)
+def test_unknown_words_get_one_line_and_exit_with_two(
+    args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"esper: {said}")
+    assert captured.err.count("\n") == 1
 
 
 def test_bad_values_get_one_line_and_exit_with_two(capsys: pytest.CaptureFixture[str]) -> None:

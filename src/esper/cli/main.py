@@ -1,7 +1,9 @@
 """The entry point: parses the command line, runs one command and turns its outcome into an exit code."""
 
+import io
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
@@ -15,9 +17,11 @@ from esper.cli.doctor import Doctor
 from esper.cli.evaluate import Evaluate
 from esper.cli.failures import exit_code_of
 from esper.cli.grow import Grow
+from esper.cli.parser_errors import in_one_sentence
 from esper.cli.sql import Sql
 from esper.cli.tasks import Tasks
 from esper.cli.train import Train
+from esper.leyline import InputError
 
 _DEBUG = "--debug"
 
@@ -52,4 +56,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _parse(arguments: list[str]) -> Esper:
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    return tyro.cli(Esper, args=arguments, prog="esper", config=config)
+    complaint = io.StringIO()
+    try:
+        with redirect_stderr(complaint):
+            return tyro.cli(Esper, args=arguments, prog="esper", config=config)
+    except SystemExit as stop:
+        if not stop.code:  # after --help
+            raise
+        raise InputError(in_one_sentence(complaint.getvalue())) from None

@@ -181,7 +181,11 @@ def _query_failed(error: Exception) -> Exception:
 def open_run(run: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database in memory with the events that the run has written by now; it can reach nothing else."""
     log = run / "events.jsonl"
-    if not log.is_file():
+    try:
+        found = log.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        found = False
+    if not found:
         raise InputError(f"{run} holds no run: there is no {log.name} in it")
     with duckdb.connect(":memory:") as connection:
         try:

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import pickle
+import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,34 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(print))
     with pytest.raises(InputError, match=r"data_batch_1 cannot be used .*it asks for builtins.print"):
         read_cifar_pickle(path)
+
+
+def _short_string(text: bytes) -> bytes:
+    return b"U" + bytes([len(text)]) + text
+
+
+def test_a_batch_pickled_by_an_old_python_loads(tmp_path: Path) -> None:
+    """The official files were written by Python 2 and a numpy that kept its arrays elsewhere."""
+    pixels = cifar_batch(0, 2)[0]
+    kind = b"cnumpy\ndtype\n" + _short_string(b"u1") + b"K\x00K\x01\x87R(K\x03" + _short_string(b"|")
+    state = b"(K\x01K\x02M\x00\x0c\x86" + kind + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+    raw = b"T" + struct.pack("<I", pixels.size) + pixels.tobytes()
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + _short_string(b"b") + b"\x87R"
+    labels = _short_string(b"labels") + b"](K\x03K\x07eu."
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(b"\x80\x02}(" + _short_string(b"data") + made + state + raw + b"tb" + labels)
+    batch = read_cifar_pickle(path)
+    assert torch.equal(batch.x.flatten(1), torch.from_numpy(pixels))
+    assert batch.y.tolist() == [3, 7]
+
+
+def test_a_flipped_bit_makes_no_room_for_billions_of_values(tmp_path: Path) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")  # remembered as number 2,147,483,647
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DamagedFileError, match="it holds no array"):
+        read_cifar_pickle(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 1_000_000  # in kB; it took 16 GB
 
 
 class _Calls:

@@ -4,12 +4,12 @@ import io
 import math
 import pickle
 import struct
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline import DamagedFileError
@@ -64,10 +64,11 @@ def read_cifar_pickle(path: Path) -> Split:
     except Exception as error:  # a damaged pickle calls what it names with anything, which raises anything
         raise damaged(path, f"it is not a pickled batch: {error}") from None
     pixels, labels = (batch.get(b"data"), batch.get(b"labels")) if isinstance(batch, dict) else (None, None)
+    pixels = pixels.values if isinstance(pixels, _Bytes) else pixels
     if not isinstance(pixels, np.ndarray) or not isinstance(labels, list) or not labels:
         raise damaged(path, "it holds no array of data with a list of labels")
-    if pixels.dtype != np.uint8 or pixels.shape != (len(labels), _CIFAR_PIXELS):
-        raise damaged(path, f"its data is {pixels.dtype} of shape {pixels.shape}, with {len(labels):,} labels")
+    if pixels.shape != (len(labels), _CIFAR_PIXELS):
+        raise damaged(path, f"its data is of shape {pixels.shape}, with {len(labels):,} labels")
     if not all(type(label) is int and 0 <= label < _CLASSES for label in labels):
         raise _wrong_labels(path)
     images = torch.from_numpy(pixels.copy()).view(-1, *CIFAR_SHAPE)
@@ -85,23 +86,60 @@ def _wrong_labels(path: Path) -> DamagedFileError:
     return damaged(path, f"it holds labels outside 0 to {_CLASSES - 1}")
 
 
-_ARRAY_PARTS = {
-    ("multiarray", "_reconstruct"): "numpy._core.multiarray",
-    ("numeric", "_frombuffer"): "numpy._core.numeric",
-    ("numpy", "ndarray"): "numpy",
-    ("numpy", "dtype"): "numpy",
-    ("_codecs", "encode"): "_codecs",
+class _Kind:
+    """Stands for a pickled `numpy.dtype`."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        self.is_byte = code in ("u1", b"u1")
+
+    def __setstate__(self, state: object) -> None:
+        """Nothing of it matters to bytes."""
+
+
+class _Bytes:
+    """Stands for a pickled array, of which only one of bytes is ever made."""
+
+    def __init__(self, *_: object) -> None:
+        self.values: NDArray[np.uint8] | None = None
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], _Kind, bool, bytes]) -> None:
+        _, shape, kind, by_column, raw = state
+        self.values = _make_bytes(raw, kind, shape, "F" if by_column else "C")
+
+
+def _make_bytes(raw: bytes, kind: _Kind, shape: tuple[int, ...], order: Literal["C", "F"]) -> NDArray[np.uint8]:
+    if not kind.is_byte:
+        raise pickle.UnpicklingError("its array is not one of bytes")
+    return np.frombuffer(raw, np.uint8).reshape(shape, order=order)
+
+
+def _encode(text: str, _: str) -> bytes:
+    return text.encode("latin1")  # as newer Pythons write bytes for older ones
+
+
+_ARRAY_PARTS: dict[tuple[str, str], Any] = {
+    ("multiarray", "_reconstruct"): _Bytes,
+    ("numeric", "_frombuffer"): _make_bytes,
+    ("numpy", "ndarray"): _Bytes,
+    ("numpy", "dtype"): _Kind,
+    ("_codecs", "encode"): _encode,
 }
-"""What a pickled array names, by the last part of the module's name, and where this numpy has it."""
+"""What a pickled array names, by the last part of the module's name, and what it gets instead.
+
+numpy's own would make arrays of any size and type, which a few bytes can ask for.
+"""
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Makes arrays and nothing else: a pickle from elsewhere could otherwise run any code."""
+class _ArrayUnpickler(pickle._Unpickler):
+    """Makes arrays of bytes and nothing else: a pickle from elsewhere could otherwise run any code.
+
+    It is the one in Python: that in C makes room for as many remembered values as a flipped bit may ask for.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        """One of the few things that a pickled array names, wherever its numpy had them."""
+        """What stands for one of the few things that a pickled array names, wherever its numpy had them."""
         parts = module.split(".")
         known = _ARRAY_PARTS.get((parts[-1], name)) if len(parts) == 1 or parts[0] == "numpy" else None
         if known is None:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return getattr(import_module(known), name)
+        return known

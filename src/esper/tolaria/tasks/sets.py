@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.leyline import DamagedFileError, InputError, unknown_name
+from esper.leyline import DamagedFileError, InputError, printable, unknown_name
 from esper.tolaria.tasks.cache import data_folder
 from esper.tolaria.tasks.registry import tasks_without_download
 
@@ -124,7 +124,7 @@ def content_md5(path: Path) -> str:
 
 def damaged(path: Path, reason: str) -> DamagedFileError:
     """The one sentence for a file that is cut short or holds something else."""
-    return DamagedFileError(f"{path} cannot be used ({reason}); replace it with the official file")
+    return DamagedFileError(f"{path} cannot be used ({printable(reason)}); replace it with the official file")
 
 
 def absent_data(task: str, how: str) -> InputError:
