@@ -58,8 +58,16 @@ def copy_of(run: Path, out: Path) -> RunFolder:
 
 
 def test_a_run_has_a_checkpoint_before_it_measures_anything(tmp_path: Path) -> None:
-    folder = start_and_stop(steady_config(rounds=1), tmp_path / "run")
-    assert [path.name for path in folder.newest_first()] == ["round-000000.pt"]
+    folder = RunFolder(tmp_path / "run")
+    names: list[list[str]] = []
+
+    def look(what: str) -> None:
+        if what.startswith("measuring"):
+            names.append([path.name for path in folder.newest_first()])
+
+    with pytest.raises(InterruptedRunError):
+        esper.train(steady_config(rounds=1), folder.path, announce=look, should_stop=after(0))
+    assert names == [["round-000000.pt"]]
     esper.train(folder.stored_config(), folder.path, resume=True)
     esper.train(steady_config(rounds=1), tmp_path / "straight")
     assert_same_run(tmp_path / "straight", folder.path)
