@@ -167,7 +167,7 @@ def test_all_but_a_few_options_of_the_learner_can_be_reached() -> None:
 
 
 def test_every_option_of_the_learner_that_the_config_has_reaches_the_agent() -> None:
-    config = TrainingConfig()
+    config = TrainingConfig(num_minibatches=4)  # not given, it follows from the number of episodes
     given = config.to_ppo_kwargs()
     shared = {spec.name for spec in fields(TrainingConfig)} & {spec.name for spec in fields(PPOAgent)}
     assert shared - given.keys() == set()
