@@ -17,7 +17,7 @@ from esper.kasmina.lifecycle import (
     stage_changes,
 )
 from esper.kasmina.plain import Residual, plain_network
-from esper.kasmina.probe import split_example
+from esper.kasmina.probe import arguments_for
 from esper.kasmina.propose import propose_sites
 from esper.kasmina.sites import Family, SiteShape
 from esper.kasmina.slot_view import SlotView
@@ -45,6 +45,7 @@ __all__ = [
     "Transitions",
     "act",
     "action_masks",
+    "arguments_for",
     "begin_epoch",
     "blueprint",
     "blueprints_of",
@@ -62,7 +63,6 @@ __all__ = [
     "plant_fossils",
     "propose_sites",
     "restore_snapshot",
-    "split_example",
     "stage_changes",
     "take_snapshot",
 ]
