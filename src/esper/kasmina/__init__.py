@@ -19,7 +19,7 @@ from esper.kasmina.lifecycle import (
     stage_changes,
 )
 from esper.kasmina.plain import Residual, plain_network
-from esper.kasmina.probe import check_initialised, split_example
+from esper.kasmina.probe import arguments_for, check_initialised
 from esper.kasmina.propose import propose_sites
 from esper.kasmina.seed_state import leave_out_seeds
 from esper.kasmina.sites import Family, SiteShape
@@ -48,6 +48,7 @@ __all__ = [
     "Transitions",
     "act",
     "action_masks",
+    "arguments_for",
     "begin_epoch",
     "blueprint",
     "blueprints_of",
@@ -69,7 +70,6 @@ __all__ = [
     "propose_sites",
     "restore_snapshot",
     "settle",
-    "split_example",
     "stage_changes",
     "take_snapshot",
 ]

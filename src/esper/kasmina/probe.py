@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.sites import Family, SiteShape, infer_family, site_shape
@@ -159,8 +159,21 @@ def _outputs(
     return outputs | {name: [] for name in modules if name not in outputs}, results
 
 
-def split_example(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments that an example stands for."""
+def arguments_for(model: nn.Module, example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments that an example stands for, where `model` is.
+
+    An example is often made before somebody's trainer moves the model to a device.
+    """
+    devices = [parameter.device for parameter in model.parameters()]
+
+    def placed(tensor: Tensor) -> Tensor:
+        return tensor if not devices or tensor.device in devices else tensor.to(devices[0])
+
+    args, kwargs = _split(example)
+    return tree_map_only(Tensor, placed, args), tree_map_only(Tensor, placed, kwargs)
+
+
+def _split(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Tensor):
         return (example,), {}
     return ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
@@ -169,7 +182,7 @@ def split_example(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def call_with(model: nn.Module, example: Example) -> Any:
     """Run `model` on `example` with copies of its buffers, so that whatever it counts is not counted."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return functional_call(model, buffers, *split_example(example))
+    return functional_call(model, buffers, *arguments_for(model, example))
 
 
 def _read_site(module: nn.Module, calls: list[Any], family: str | None, batch: int) -> tuple[SiteShape, torch.dtype]:

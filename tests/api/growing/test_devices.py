@@ -17,7 +17,13 @@ THERE = str(SECOND)
 class Loop:
     """A grower of an MLP on a device, and what its owner would write around it."""
 
-    def __init__(self, device: str, actions: list[Any], kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> None:
+    def __init__(
+        self,
+        device: str,
+        actions: list[Any],
+        kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
+        example: Any = None,
+    ) -> None:
         self.device = device
         torch.manual_seed(0)
         model = make_mlp().to(device)
@@ -25,7 +31,7 @@ class Loop:
         self.grower = make_grower(
             model=model,
             optimizer=self.optimizer,
-            example=self.data()[0],
+            example=self.data()[0] if example is None else example,
             evaluate=self.accuracy,
             controller=Script(actions),
         )
@@ -108,6 +114,14 @@ def test_what_was_grown_is_exported_from_another_device(tmp_path: Path, monkeypa
     assert torch.equal(network(x), loop.grower.model(x))
     assert saved.keys() == network.state_dict().keys()
     assert {tensor.device.type for tensor in saved.values()} == {"cpu"}  # so that they load where no such device is
+
+
+@pytest.mark.usefixtures("second_device")
+def test_an_example_on_the_cpu_will_do_for_a_model_that_a_trainer_has_moved() -> None:
+    loop = Loop(THERE, LIFE, example={"input": make_data()[0]})
+    loop.grow(7)
+    loop.grower.grafted.to("cpu")  # as some trainers do in the end
+    assert {parameter.device.type for parameter in loop.grower.export().parameters()} == {"cpu"}
 
 
 def test_training_a_seed_reads_nothing_from_the_device(second_device: SecondDevice) -> None:

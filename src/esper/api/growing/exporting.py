@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from esper.kasmina import Folded, GraftedModel, SlotTable, emit_source, fold, split_example
+from esper.kasmina import Folded, GraftedModel, SlotTable, arguments_for, emit_source, fold
 from esper.leyline import InputError, write_atomically
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -77,7 +77,7 @@ _WRITERS = {".pt2": _write_program, ".onnx": _write_onnx, ".py": _write_code}
 
 def _program(network: nn.Module, example: Any) -> ExportedProgram:
     """The network in evaluation mode, for batches of any size if the model allows that."""
-    args, kwargs = split_example(example)
+    args, kwargs = arguments_for(network, example)
     was_training = network.training
     network.eval()
     try:
