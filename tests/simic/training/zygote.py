@@ -92,7 +92,7 @@ def serve() -> None:
     """What the forking process does: for each line of arguments it tells the number of a process, then how it ended."""
     import torch
 
-    import esper.api  # everything that a command would import
+    import esper.api  # noqa: F401  # everything that a command would import
     from esper.cli import main
     from esper.tolaria import find_task
     from tests.worlds import TINY
