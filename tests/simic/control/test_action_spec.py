@@ -35,7 +35,8 @@ def test_spec_survives_plain_types() -> None:
     ("heads", "decider", "reason"),
     [
         ((Head("a", 2), Head("a", 2)), "a", "repeat"),
-        ((Head("a", 0),), "a", "at least one"),
+        ((Head("a", 0),), "a", "1 to 65536 actions"),
+        ((Head("a", 10**12),), "a", "1 to 65536 actions"),
         ((Head("a", 2),), "b", "unknown head"),
         ((Head("a", 2, matters_for=(0,)),), "a", "deciding head"),
         ((Head("a", 2), Head("b", 2, matters_for=(2,))), "a", "matters for"),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import torch
 
 import esper
 from esper.karn.sql import query
-from esper.leyline import DamagedFileError, InputError
-from esper.nissa import check_sinks
+from esper.leyline import DamagedFileError, InputError, TelemetryEvent
+from esper.nissa import JsonLinesSink, check_sinks
 from esper.simic.training import InterruptedRunError, Phase, RunFolder, Trainer, TrainingConfig, require_ready
 from tests.simic.training.test_vectorized import assert_same_run, events, tiny_config
 
@@ -71,6 +72,25 @@ def test_a_run_has_a_checkpoint_before_it_measures_anything(tmp_path: Path) -> N
     esper.train(folder.stored_config(), folder.path, resume=True)
     esper.train(steady_config(rounds=1), tmp_path / "straight")
     assert_same_run(tmp_path / "straight", folder.path)
+
+
+def test_what_a_checkpoint_takes_for_told_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a kill right after it would lose the record of a round that is never played again."""
+    write, save = JsonLinesSink.write, RunFolder.save
+    recorded: list[tuple[int, int]] = []
+
+    def write_slowly(sink: JsonLinesSink, event: TelemetryEvent) -> None:
+        time.sleep(0.02)
+        write(sink, event)
+
+    def look(folder: RunFolder, round_index: int, *rest: Any) -> None:
+        recorded.append((round_index, folder.events.read_text().count("round_completed")))
+        save(folder, round_index, *rest)
+
+    monkeypatch.setattr(JsonLinesSink, "write", write_slowly)
+    monkeypatch.setattr(RunFolder, "save", look)
+    esper.train(steady_config(telemetry="minimal"), tmp_path / "run")
+    assert recorded == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_a_run_killed_before_its_first_checkpoint_can_be_resumed_or_begun_anew(tmp_path: Path) -> None:
