@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import esper
 from benchmarks.breadth.architecture import Architecture
-from esper.kasmina import find_blueprint, split_example, take_snapshot
+from esper.kasmina import arguments_for, find_blueprint, take_snapshot
 from esper.leyline import InputError, Op
 from esper.tolaria import Situation
 
@@ -130,7 +130,7 @@ def _train(grower: esper.Grower, optimizer: torch.optim.Optimizer, example: Any)
     grower.model.train()
     for _ in range(STEPS):
         optimizer.zero_grad()
-        args, kwargs = split_example(example)
+        args, kwargs = arguments_for(grower.model, example)
         leaves = [leaf for leaf in tree_leaves(grower.model(*args, **kwargs)) if _learnable(leaf)]
         torch.stack([_loss(leaf) for leaf in leaves]).sum().backward()
         optimizer.step()
@@ -164,7 +164,7 @@ def _outputs(model: nn.Module, example: Any) -> list[Tensor]:
     modes = {module: module.training for module in model.modules()}
     model.eval()
     torch.manual_seed(0)
-    args, kwargs = split_example(example)
+    args, kwargs = arguments_for(model, example)
     leaves = tree_leaves(model(*args, **kwargs))
     for module, mode in modes.items():
         module.training = mode
