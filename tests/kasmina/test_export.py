@@ -233,6 +233,37 @@ def test_a_model_that_would_change_is_refused() -> None:
         fold(grown(model, {"0": "mlp"}, x), x)
 
 
+class Fading(nn.Module):
+    """Gives NaN, -inf or its input, as an attribute says that a copy may not share."""
+
+    def __init__(self, spoiled_copy: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.spoiled_copy, self.original = spoiled_copy, True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Fading":
+        twin = Fading(self.spoiled_copy)
+        twin.load_state_dict(self.state_dict())
+        twin.original = False
+        return twin
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.layer(x)
+        h = torch.cat([h, torch.full_like(h[:, :1], -torch.inf)], 1)  # as a masked logit
+        return h * torch.nan if self.spoiled_copy and not self.original else h
+
+
+@pytest.mark.parametrize("spoiled", [True, False])
+def test_an_export_that_gives_nan_is_refused(spoiled: bool) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 6), Fading(spoiled)), torch.randn(4, 6)
+    grafted = grown(model, {"0": "mlp"}, x)
+    if not spoiled:
+        fold(grafted, x)
+        return
+    with pytest.raises(InputError, match="cannot be made plain: its output would change by inf"):
+        fold(grafted, x)
+
+
 def test_folding_leaves_the_growing_network_alone() -> None:
     model, path, x = networks()[Family.FEATURES]
     grafted = grown(model, {path: "mlp"}, x)

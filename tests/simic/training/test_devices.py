@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def test_a_run_goes_on_on_another_device_and_comes_back(tmp_path: Path) -> None:
 
 def test_a_round_reads_three_numbers_a_step(second_device: SecondDevice) -> None:
     """Whether the logits are finite, whether every head had a choice, and the actions; nothing more for rewards."""
-    trainer = Trainer(short_config(THERE, horizon_is_terminal=False))
+    reward = replace(short_config("cpu").reward, horizon_is_terminal=False)
+    trainer = Trainer(short_config(THERE, horizon_is_terminal=False, reward=reward))
     before = second_device.reads
     collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
     assert second_device.reads - before == 3 * 5

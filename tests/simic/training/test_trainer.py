@@ -43,11 +43,11 @@ def test_a_config_compares_reward_and_learner(name: str, value: Any, message: st
     assert getattr(agreed, name) == value
 
 
-def test_a_resumed_agent_is_compared_with_the_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_agent_is_compared_with_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     esper.train(tiny_config(rounds=1, episode_length=1), tmp_path)
     other = tiny_config(gamma=0.9, reward=RewardConfig(gamma=0.9), episode_length=1)
     monkeypatch.setattr("esper.simic.training.trainer.GrowthWorld", None)
-    with pytest.raises(InputError, match=r"reward gamma 0\.9 and PPO gamma 1\.0"):
+    with pytest.raises(InputError, match=r"config\.gamma is 1\.0, but the config of the run asks for 0\.9"):
         Trainer(other, RunFolder(tmp_path), resume=True)
 
 

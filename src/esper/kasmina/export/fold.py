@@ -82,9 +82,14 @@ def _difference(model: GraftedModel, table: SlotTable, network: nn.Module, examp
     got = _floats(_run(network, example))
     if len(expected) != len(got) or any(a.shape != b.shape for a, b in zip(expected, got, strict=True)):
         return float("inf")
-    size = max([1.0, *(float(a.abs().max()) for a in expected if a.numel())])
-    gaps = [float((a - b).abs().nan_to_num(0.0).max()) for a, b in zip(expected, got, strict=True) if a.numel()]
-    return max(gaps, default=0.0) / size
+    size = max([1.0, *(float(a.abs().nan_to_num(0.0, 0.0).max()) for a in expected if a.numel())])
+    return max((_gap(a, b) for a, b in zip(expected, got, strict=True) if a.numel()), default=0.0) / size
+
+
+def _gap(expected: Tensor, got: Tensor) -> float:
+    """The largest difference; infinities and NaN are equal to themselves, and infinitely far from all else."""
+    same = (expected == got) | (expected.isnan() & got.isnan())
+    return float(torch.where(same, 0.0, (expected - got).abs()).nan_to_num(torch.inf).max())
 
 
 def _run(network: nn.Module, example: Example) -> Any:

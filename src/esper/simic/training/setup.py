@@ -7,8 +7,8 @@ import torch
 from esper.leyline import InputError, SlotConfig
 from esper.simic.control import observation_width
 from esper.simic.training.config import TrainingConfig
-from esper.tolaria import ComputeSettings, Population, find_task
-from esper.tolaria.compute import find_devices
+from esper.tolaria import Population, find_task
+from esper.tolaria.compute import find_device
 
 
 def require_ready(config: TrainingConfig) -> int:
@@ -17,8 +17,7 @@ def require_ready(config: TrainingConfig) -> int:
     One host of every task, those of the curriculum too, is made as the run would make it: that needs its data, its
     devices, and an executor that can run it.
     """
-    if config.device != "auto":
-        find_devices(ComputeSettings(devices=(config.device,)).devices)
+    find_device(config.device)
     slots: dict[str, int] = {}
     with torch.random.fork_rng(devices=[]):
         for phase in range(len(config.curriculum) + 1):

@@ -97,9 +97,8 @@ class Trainer:
         self._best = float("-inf")
         self._lessons = 0
         self._phase = 0
+        check_learner(config.reward, config.gamma, config.horizon_is_terminal)
         self._resumed = resume and self._resume()
-        learner = self.agent if self._resumed else config
-        check_learner(config.reward, learner.gamma, learner.horizon_is_terminal)
         self._phase = max(self._phase, config.phase_in(self.round))
         self.world = self._open_world(config.in_phase(self._phase))
         if not self._resumed:
