@@ -120,7 +120,7 @@ def test_a_run_that_lost_all_its_checkpoints_is_not_begun_anew_in_silence(straig
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"device": "warp"}, "a device is 'cpu'"),
+        ({"device": "warp"}, "unknown device 'warp'; choose one of: cpu"),
         ({"device": "cuda:99"}, "unknown device 'cuda:99'"),
         ({"host_devices": ("cuda:99",)}, "unknown device 'cuda:99'"),
         ({"tasks": ("cifar10",)}, "the data of task 'cifar10' is missing"),
