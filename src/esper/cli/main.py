@@ -49,7 +49,7 @@ class Esper:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run `esper` and exit: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Run `esper` and exit: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 terminated."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     sys.exit(exit_code_of(lambda: _parse(arguments).command.run(), debug=_DEBUG in arguments))
 
