@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import esper
-from esper.nissa import pack_state
+from esper.nissa.state_files import pack_state
 from tests.api.growing.builders import LIFE, Script, assert_same, grow, make_grower
 from tests.fuzzing import damaged_bytes, mutations, works_or_is_refused
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.leyline import DamagedFileError, InputError
-from esper.nissa import pack_state, read_state
+from esper.nissa.state_files import pack_state, read_state
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from esper.cli.data import Data
 from esper.cli.demo import Demo
 from esper.cli.doctor import Doctor
 from esper.cli.evaluate import Evaluate
-from esper.cli.failures import exit_code_of
+from esper.cli.failures import BAD_INPUT, exit_code_of
 from esper.cli.grow import Grow
 from esper.cli.parser_errors import in_one_sentence
 from esper.cli.sql import Sql
@@ -61,6 +61,6 @@ def _parse(arguments: list[str]) -> Esper:
         with redirect_stderr(complaint):
             return tyro.cli(Esper, args=arguments, prog="esper", config=config)
     except SystemExit as stop:
-        if not stop.code:  # after --help
+        if stop.code != BAD_INPUT:  # after --help, or by a signal
             raise
         raise InputError(in_one_sentence(complaint.getvalue())) from None

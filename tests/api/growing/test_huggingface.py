@@ -107,7 +107,7 @@ def test_a_saved_model_holds_what_was_grown(tmp_path: Path) -> None:
     expected = trainer.model(x).logits
     state = safetensors.load_file(tmp_path / "saved" / "model.safetensors")
     assert any(key.startswith("esper_seeds.bert/encoder/layer/0.mlp.") for key in state)
-    other, again = make_trainer(tmp_path / "other", 1)
+    other, again = make_trainer(tmp_path / "other", 7)
     other.train()
     other.model.load_state_dict(state)
     other.model.eval()

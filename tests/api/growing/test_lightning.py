@@ -49,7 +49,7 @@ def accuracy(module: Any) -> float:
 def make_callback() -> Any:
     from esper.api.growing.lightning import GrowthCallback
 
-    settings: dict[str, Any] = {"at": ["net.1", "net.3"], "seed": 0, "controller": Script(LIFE)}
+    settings: dict[str, Any] = {"at": ["net.1", "net.3"], "seed": 0, "controller": Script(LIFE), "epochs": 9}
     return GrowthCallback(example=make_data()[0], evaluate=accuracy, **settings)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import esper
 from esper.kasmina import take_snapshot
 from esper.leyline import InputError, Stage
-from esper.nissa import pack_state
+from esper.nissa.state_files import pack_state
 from tests.api.growing.builders import (
     LIFE,
     Script,

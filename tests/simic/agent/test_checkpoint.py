@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.leyline import DamagedFileError, InputError
-from esper.nissa import pack_state
+from esper.nissa.state_files import pack_state
 from esper.simic.agent import (
     CHECKPOINT_VERSION,
     PPOAgent,

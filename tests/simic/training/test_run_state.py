@@ -8,7 +8,7 @@ import torch
 
 import esper
 from esper.leyline import DamagedFileError
-from esper.nissa import pack_state
+from esper.nissa.state_files import pack_state
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import RunFolder, TrainingConfig, load_controller
 from esper.simic.training.resuming import load_newest

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.kasmina import GraftedModel, Snapshot, check_snapshot
 from esper.leyline import InputError, write_atomically
-from esper.nissa import pack_state, read_state
+from esper.nissa.state_files import pack_state, read_state
 
 FORMAT = 1
 _KIND = "esper growth"

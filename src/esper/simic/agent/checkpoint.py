@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import DamagedFileError, InputError, SlotConfig, write_atomically
-from esper.nissa import pack_state, read_state
 from esper.nissa.state_checks import shown
+from esper.nissa.state_files import pack_state, read_state
 from esper.simic.agent.checkpoint_checks import OPTION_NAMES, check_agent_state
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.ppo import PPOAgent
