@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.leyline import DamagedFileError, EsperError, InputError, parse_json, write_atomically
+from esper.leyline import DamagedFileError, EsperError, InputError, read_json, write_atomically
 from esper.simic.training.config import TrainingConfig
 
 _PREFIX, _SUFFIX = "round-", ".pt"
@@ -63,11 +63,9 @@ class RunFolder:
         if not self.summary.exists():
             return None
         try:
-            summary = parse_json(self.summary.read_text(), "it")
-        except (OSError, ValueError) as error:
-            raise DamagedFileError(
-                f"{self.summary} cannot be read ({error}); resume the run to write it again"
-            ) from None
+            summary = read_json(self.summary, "it")
+        except InputError as error:
+            raise DamagedFileError(f"{self.summary} is damaged ({error}); resume the run to write it again") from None
         if not isinstance(summary, dict):
             raise DamagedFileError(f"{self.summary} holds no summary of a run; resume the run to write it again")
         return summary
