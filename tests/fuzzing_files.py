@@ -9,6 +9,7 @@ import io
 import math
 import os
 import random
+import resource
 import signal
 import string
 import sys
@@ -28,6 +29,7 @@ BLOCK = 50
 """Cases in one test."""
 _HANGING_SECONDS = 60
 _LONGEST_SENTENCE = 2100
+_MOST_BYTES = 4 << 30
 _HARMLESS = ("/proc", "/dev")
 """Where nothing can be made or removed, though commands may be asked to try."""
 _CACHES = ("__pycache__", "matplotlib", "torchinductor")
@@ -60,7 +62,7 @@ def run_cases(suite: str, first: int, tmp_path: Path, body: Callable[[Case], obj
             folder = tmp_path / str(number)
             folder.mkdir()
             case = Case(suite, number, folder, random.Random(f"{suite} {number}"))
-            with chdir(folder), _no_longer_than(case), _watching(case):
+            with chdir(folder), _no_longer_than(case), _limited_memory(), _watching(case):
                 body(case)
 
 
@@ -88,6 +90,7 @@ def run_command(case: Case, *words: str) -> tuple[int, str, str]:
     assert stop.value.code in (0, 1, 2), told
     assert "Traceback" not in said, told
     assert "internal error" not in said, told
+    assert "not enough memory" not in said, told
     if stop.value.code:
         lines = said.rstrip("\n").split("\n")
         assert [line for line in lines if line.startswith("esper: ")] == lines[-1:], told  # announcements come before
@@ -175,6 +178,18 @@ def _no_longer_than(case: Case) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)
+
+
+@contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Let a case that asks for endless memory fail, and not the machine."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MOST_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @dataclass(slots=True)

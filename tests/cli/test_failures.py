@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,6 +60,14 @@ def test_every_error_is_one_sentence(
     shown = capsys.readouterr().err
     assert shown.startswith(f"esper: {said}")
     assert shown.count("\n") == 1
+
+
+def test_a_signal_while_the_line_is_parsed_is_no_bad_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tyro.cli", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    assert run("tasks") == 143
+    assert capsys.readouterr().err == ""
 
 
 def test_a_sentence_about_something_huge_stays_short(capsys: pytest.CaptureFixture[str]) -> None:

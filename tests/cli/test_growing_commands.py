@@ -142,7 +142,7 @@ def test_a_damaged_summary_is_found_before_any_episode(
     assert said.count("\n") == 1
 
 
-def test_growing_that_the_governor_gives_up_saves_nothing_and_exits_with_one(
+def test_growing_that_the_governor_gives_up_exits_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hopeless = tiny_task(name="hopeless", optimizer=OptimizerSettings("sgd", lr=1e30))
@@ -153,3 +153,7 @@ def test_growing_that_the_governor_gives_up_saves_nothing_and_exits_with_one(
     assert said.startswith("esper: training on hopeless failed 3 times and was given up at epoch 3 of 25 (last: ")
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+    assert run("demo", "--task", "hopeless", "--controller", "never", "--out", "demo") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("esper: grown by never: training on hopeless failed 3 times")
+    assert said.count("\n") == 1

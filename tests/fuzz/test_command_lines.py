@@ -91,6 +91,8 @@ def _values(case: Case, option: str, places: tuple[str, ...]) -> list[str]:
         return [f"{draw.choice((*_FIELDS, odd_text(draw)))}={value}"]
     if option in ("--json", "--out", "--picture", "--config", "--profile"):
         return [draw.choice((*places, odd_text(draw)))]
+    if option == "--controller" and draw.random() < 0.3:
+        return [draw.choice(places)]
     if option in _CHOICES:
         return [draw.choice(_CHOICES[option])]
     if option in (

@@ -1,10 +1,11 @@
 """JSON is read with limits, and what is printed cannot drive a terminal."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from esper.leyline import InputError, parse_json, printable
+from esper.leyline import InputError, parse_json, printable, read_json
 
 
 def test_text_that_a_terminal_would_obey_is_shown_escaped() -> None:
@@ -35,3 +36,17 @@ def test_json_that_cannot_be_used_is_one_sentence(text: str, message: str) -> No
         parse_json(text, "x")
     assert message in str(refused.value)
     assert len(str(refused.value)) < 120
+
+
+def test_a_file_of_json_is_read_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    with pytest.raises(InputError, match="the config: No such file"):
+        read_json(path, "the config")
+    path.write_text('{"a": 1}')
+    assert read_json(path, "the config") == {"a": 1}
+    path.write_bytes(b"\xff")
+    with pytest.raises(InputError, match="the config is not JSON: 'utf-8' codec"):
+        read_json(path, "the config")
+    monkeypatch.setattr("esper.leyline.text._LARGEST_FILE", 1 << 20)
+    with pytest.raises(InputError, match="the config holds more than 1 MB"):
+        read_json(Path("/dev/zero"), "the config")

@@ -59,3 +59,8 @@ def test_a_sealed_pickle_of_a_class_is_not_loaded(tmp_path: Path) -> None:
     (tmp_path / "class.pt").write_bytes(pack_state({"path": Path("x")}))
     with pytest.raises(DamagedFileError, match=r"is no growth file \(UnpicklingError\)"):
         read(tmp_path / "class.pt")
+
+
+def test_a_device_without_an_end_is_not_read() -> None:
+    with pytest.raises(InputError, match=r"/dev/zero is not a file, and so no growth file; grower.save makes one"):
+        read(Path("/dev/zero"))

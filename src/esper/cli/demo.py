@@ -4,10 +4,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esper.cli.grow import why_given_up
 from esper.cli.output import check_count, check_seed, check_writable, make_console, make_folder, say, write_json
+from esper.leyline import TelemetryEvent, TrainingFailedError
 
 if TYPE_CHECKING:
-    from esper.leyline import TelemetryEvent
     from esper.tamiyo import Controller
     from esper.tolaria import EpisodeResult, EpisodeSettings, Task
 
@@ -50,7 +51,7 @@ class Demo:
 
         with make_console().status(f"Preparing the data of {task.name} ..."):
             task.splits()
-        results, events = self._grow(task, settings, controllers)
+        results, events, given_up = self._grow(task, settings, controllers)
         picture = self.out / "growth.png"
         draw_growth(events, f"{task.name}, seed {self.seed}", picture)
         numbers = {name: _numbers(result) for name, result in results.items()}
@@ -59,12 +60,14 @@ class Demo:
         write_json(self.json, summary)
         _print_table(results)
         say(f"Picture: {picture}", f"Event logs: {self.out}/*.jsonl")
+        if given_up:
+            raise TrainingFailedError(f"{'; '.join(given_up)}; what is shown is the last good epoch")
         return True
 
     def _grow(
         self, task: "Task", settings: "EpisodeSettings", controllers: "dict[str, Controller]"
-    ) -> "tuple[dict[str, EpisodeResult], dict[str, list[TelemetryEvent]]]":
-        """Step all hosts in turn, shown live and recorded."""
+    ) -> "tuple[dict[str, EpisodeResult], dict[str, list[TelemetryEvent]], list[str]]":
+        """Step all hosts in turn, shown live and recorded; told with the results is who was given up, and why."""
         import torch
 
         from esper.karn import GrowthView
@@ -80,16 +83,19 @@ class Demo:
             hubs[name] = Hub([memories[name], JsonLinesSink(log)])
             episodes[name] = Episode(task, self.seed, settings, hub=hubs[name])
             controller.reset(1, self.seed)
+        given_up = []
         with GrowthView(list(controllers)) as view:
             while not all(episode.done for episode in episodes.values()):
                 for name, episode in episodes.items():
                     if not episode.done:
-                        episode.step(controllers[name].decide(episode.situation))
+                        outcome = episode.step(controllers[name].decide(episode.situation))
                         view.update(name, episode)
+                        if outcome.terminated.any():
+                            given_up.append(f"{name}: {why_given_up(episode, memories[name].events)}")
         results = {name: episode.finish() for name, episode in episodes.items()}
         for hub in hubs.values():
             hub.close()
-        return results, {name: memory.events for name, memory in memories.items()}
+        return results, {name: memory.events for name, memory in memories.items()}, given_up
 
 
 def _numbers(result: "EpisodeResult") -> dict[str, object]:

@@ -92,7 +92,8 @@ class Grow:
         while not episode.done:
             outcome = episode.step(controller.decide(episode.situation))
             if outcome.terminated.any():
-                raise _given_up(episode, memory.events)
+                reason = why_given_up(episode, memory.events)
+                raise TrainingFailedError(f"{reason}; nothing was saved; try another --seed or --controller")
         return episode, memory.events
 
     def _save(self, episode: "Episode") -> None:
@@ -108,10 +109,11 @@ class Grow:
         write_bytes(self.out, packed.getvalue())
 
 
-def _given_up(episode: "Episode", events: "list[TelemetryEvent]") -> TrainingFailedError:
+def why_given_up(episode: "Episode", events: "list[TelemetryEvent]") -> str:
+    """What made the governor end an episode."""
     reasons = [event.payload["reason"] for event in events if event.event_type is EventType.GOVERNOR_ROLLBACK]
     epoch = int(episode.signals.epoch)
-    return TrainingFailedError(
+    return (
         f"training on {episode.task.name} failed {len(reasons)} times and was given up at epoch {epoch} of "
-        f"{episode.length} (last: {reasons[-1]}); nothing was saved; try another --seed or --controller"
+        f"{episode.length} (last: {reasons[-1]})"
     )

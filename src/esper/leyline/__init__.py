@@ -44,7 +44,7 @@ from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryE
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_id import SlotId, sort_slot_ids
 from esper.leyline.stages import OCCUPIED_STAGES, TRANSITIONS, Mover, Stage
-from esper.leyline.text import parse_json, printable
+from esper.leyline.text import parse_json, printable, read_json
 from esper.leyline.thresholds import (
     ADVANTAGE_STD_FLOOR,
     DIVISION_GUARD,
@@ -154,6 +154,7 @@ __all__ = [
     "objective",
     "parse_json",
     "printable",
+    "read_json",
     "remove_partial_files",
     "rent",
     "sort_slot_ids",

@@ -1,12 +1,14 @@
 """Text that comes from outside and text that is shown: JSON read with limits, and lines that are safe to print."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import InputError
 
 _MOST_LEVELS = 100
 _WHOLE_NUMBER_END = 2**63
+_LARGEST_FILE = 64 << 20
 
 
 def printable(text: str) -> str:
@@ -31,6 +33,21 @@ def parse_json(text: str, what: str) -> Any:
     except ValueError as error:
         raise InputError(f"{what} is not JSON: {error}") from None
     return value
+
+
+def read_json(path: Path, what: str) -> Any:
+    """The value in the JSON file `path`, as `parse_json` reads it; one that is absent or endless is an error too."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise InputError(f"{what}: {error.strerror}") from None
+    if len(content) > _LARGEST_FILE:
+        raise InputError(f"{what} holds more than {_LARGEST_FILE >> 20} MB")
+    try:
+        return parse_json(content.decode(), what)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{what} is not JSON: {error}") from None
 
 
 def _whole_number(digits: str) -> int:

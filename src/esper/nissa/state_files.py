@@ -39,6 +39,8 @@ def read_state(path: Path, what: str, remedy: str) -> dict[str, Any]:
     A missing, damaged or foreign file is one error, which names the file, `what` it should be and the `remedy`.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a device may have no end
+            raise InputError(f"{path} is not a file, and so no {what}; {remedy}")
         data = path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"there is no {what} at {path}; {remedy}") from None

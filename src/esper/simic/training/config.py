@@ -19,7 +19,7 @@ from esper.leyline import (
     MIN_EXPLAINED_VARIANCE,
     MIN_RATIO,
     InputError,
-    parse_json,
+    read_json,
     unknown_name,
     write_atomically,
 )
@@ -353,13 +353,7 @@ class TrainingConfig:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read from JSON."""
-        try:
-            text = path.read_text()
-        except OSError as error:
-            raise InputError(f"config {path}: {error.strerror}") from None
-        except ValueError as error:
-            raise InputError(f"config {path} is not JSON: {error}") from None
-        data = parse_json(text, f"config {path}")
+        data = read_json(path, f"config {path}")
         if not isinstance(data, dict):
             raise InputError(f"config {path} must hold a JSON object with the fields of TrainingConfig")
         return cls.from_dict(data)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from esper.leyline import DamagedFileError, EsperError, InputError, parse_json, remove_partial_files, write_atomically
+from esper.leyline import DamagedFileError, EsperError, InputError, read_json, remove_partial_files, write_atomically
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.run_lock import locked
 
@@ -100,11 +100,9 @@ class RunFolder:
         if not self.summary.exists():
             return None
         try:
-            summary = parse_json(self.summary.read_text(), "it")
-        except (OSError, ValueError) as error:
-            raise DamagedFileError(
-                f"{self.summary} cannot be read ({error}); resume the run to write it again"
-            ) from None
+            summary = read_json(self.summary, "it")
+        except InputError as error:
+            raise DamagedFileError(f"{self.summary} is damaged ({error}); resume the run to write it again") from None
         if not isinstance(summary, dict):
             raise DamagedFileError(f"{self.summary} holds no summary of a run; resume the run to write it again")
         return summary
