@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina import build_host, graft, host_names
 from esper.leyline import InputError
@@ -33,11 +33,25 @@ def test_a_host_with_empty_slots_is_the_plain_network(name: str) -> None:
     assert torch.equal(grafted(EXAMPLES[name]), plain(EXAMPLES[name]))
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv1d", "conv2d", "transformer"])
-def test_default_hosts_have_three_slots_and_no_running_statistics(name: str) -> None:
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_hosts_keep_no_running_statistics(name: str) -> None:
+    assert not list(build_host(name).buffers())
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv1d", "conv2d", "conv2d-cifar10"])
+def test_a_host_grows_behind_and_before_each_activation_and_at_its_output(name: str) -> None:
     host = build_host(name)
-    assert len(host.slot_sites) == 3
-    assert not list(host.buffers())
+    before, behind = host.slot_sites[:-1:2], host.slot_sites[1::2]
+    assert behind == host.parts[1:-1]
+    assert host.slot_sites[-1] == "head"
+    for outer, inner in zip(behind, before, strict=True):
+        *_, last, activation = (f"{outer}.{child}" for child, _ in host.get_submodule(outer).named_children())
+        assert inner == last
+        assert isinstance(host.get_submodule(activation), nn.ReLU)
+
+
+def test_the_transformer_grows_behind_its_embedding_its_blocks_and_its_head() -> None:
+    assert build_host("transformer").slot_sites == ("position", "blocks.0", "blocks.1", "head")
 
 
 @pytest.mark.parametrize(
@@ -80,4 +94,4 @@ def test_impossible_hosts_are_refused(name: str, settings: dict[str, Any], messa
 def test_sizes_are_settings() -> None:
     host = build_host("mlp", inputs=4, widths=(8, 6), classes=2)
     assert host(torch.randn(3, 4)).shape == (3, 2)
-    assert len(host.slot_sites) == 2
+    assert len(host.slot_sites) == 2 * 2 + 1

@@ -22,7 +22,7 @@ from esper.kasmina.plain import Residual, plain_network
 from esper.kasmina.probe import arguments_for, check_initialised
 from esper.kasmina.propose import propose_sites
 from esper.kasmina.seed_state import leave_out_seeds
-from esper.kasmina.sites import Family, SiteShape
+from esper.kasmina.sites import Family, SiteShape, Source
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, check_snapshot, restore_snapshot, take_snapshot
 from esper.kasmina.table import NOT_MEASURED, SlotTable
@@ -45,6 +45,7 @@ __all__ = [
     "SlotTable",
     "SlotView",
     "Snapshot",
+    "Source",
     "Transitions",
     "act",
     "action_masks",

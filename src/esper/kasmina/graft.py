@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -22,6 +23,7 @@ from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import carry_seeds, growth_on, remove_slots
 from esper.kasmina.slot import Slot
 from esper.kasmina.slot_view import SlotView
+from esper.kasmina.sources import REACHES, Sources, find_sources, params_around
 from esper.kasmina.table import NOT_MEASURED, SlotTable
 from esper.leyline import Blend, IllegalActionError, InputError, Op, SlotConfig, Stage, unknown_name
 
@@ -53,11 +55,7 @@ class GraftedModel(nn.Module):
         self.catalogue = _catalogue(host, sites, optimizer)
         self.budget = torch.tensor([budget])
         self.score = torch.tensor([NOT_MEASURED])
-        for site, slot in zip(sites, self._slots, strict=True):
-            # A bound method of a module is copied along by deepcopy; a closure would still serve the original.
-            neighbour = host.get_submodule(site.path)
-            neighbour.register_forward_hook(slot.inject)
-            slot.to(self.growth.place(host, site)[0])
+        self.growth.hook_into(host)
         carry_seeds(host, self.growth)
         self.register_load_state_dict_pre_hook(_name_host)  # type: ignore[no-untyped-call]
 
@@ -328,6 +326,20 @@ def _name_host(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
         state[f"{prefix}host.{key.removeprefix(prefix)}"] = state.pop(key)
 
 
+def _find_sites(model: nn.Module, at: Where, example: Example, asked: Sources | None) -> tuple[Site, ...]:
+    found = probe_sites(model, at, example)
+    sources = find_sources(model, {path: shape for path, (shape, _) in found.items()}, example, asked)
+    around = params_around(model, list(found))
+    slot_ids = SlotConfig.of_size(len(found)).slot_ids
+    sites = []
+    for slot_id, (path, (shape, dtype)) in zip(slot_ids, found.items(), strict=True):
+        own = sources[path]
+        near, far = (own[reach].shape if reach in own else None for reach in REACHES)
+        whole = replace(shape, near=near, far=far, around=around)
+        sites.append(Site(path, slot_id, whole, dtype, tuple(own.items())))
+    return tuple(sites)
+
+
 def graft(
     model: nn.Module,
     at: Where,
@@ -338,6 +350,7 @@ def graft(
     budget: int = UNLIMITED,
     generator: torch.Generator | None = None,
     seed_groups: SeedGroups = "own",
+    sources: Sources | None = None,
 ) -> GraftedModel:
     """Put a slot behind each submodule of `model` named in `at`. Until a seed germinates nothing changes.
 
@@ -350,6 +363,7 @@ def graft(
     | budget | the most parameters that all seeds together may add |
     | generator | where seed initialisations come from; one of the model's own, by torch's initial seed, if not given |
     | seed_groups | whether a seed gets a parameter group of its "own" or is "joined" to that of its neighbour |
+    | sources | other tensors for seeds that connect to read, as in `{"blocks.2": {"far": "stem"}}` |
     """
     if isolation not in get_args(Isolation):
         raise unknown_name("isolation", isolation, get_args(Isolation))
@@ -360,10 +374,8 @@ def graft(
     check_initialised(model)
     if optimizer is not None:
         check_owns(optimizer, model)
-    found = probe_sites(model, at, example)
+    sites = _find_sites(model, at, example, sources)
     _remove_idle_slots(model)
-    slot_ids = SlotConfig.of_size(len(found)).slot_ids
-    sites = tuple(Site(path, slot_id, *found[path]) for path, slot_id in zip(found, slot_ids, strict=True))
     own = generator or torch.Generator().manual_seed(torch.initial_seed())
     return GraftedModel(
         model,

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.blueprints import Blueprint, find_blueprint
 from esper.kasmina.optimizer_groups import SeedGroups, add_seed, remove_seed
-from esper.kasmina.sites import SiteShape
+from esper.kasmina.sites import Reach, SiteShape, Source
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.table import SlotTable
+from esper.kasmina.taps import Pass, Tap, lay_taps
 from esper.leyline import Stage
 
 Isolation = Literal["straight-through", "shadow"]
@@ -29,6 +30,12 @@ class Site:
     shape: SiteShape
     dtype: torch.dtype
     """Of the submodule's output when the slot was grafted."""
+    sources: tuple[tuple[Reach, Source], ...] = ()
+    """What seeds of kinds that connect read here."""
+
+    def source_of(self, blueprint: Blueprint) -> Source | None:
+        """What a seed of this kind reads; None if that is the tensor at the slot itself."""
+        return dict(self.sources).get(blueprint.reads) if blueprint.reads else None
 
 
 class Growth:
@@ -51,6 +58,8 @@ class Growth:
         self.sites = sites
         witness = next(host.parameters(), None)
         self.slots = nn.ModuleList(Slot(witness) for _ in sites)
+        self.host_pass = Pass()
+        """Where seeds that connect get what they read."""
         self.optimizer = optimizer
         self.isolation = isolation
         self.generator = generator
@@ -82,6 +91,19 @@ class Growth:
         self.table = table
         self._grow_mirrors()
 
+    def hook_into(self, host: nn.Module) -> None:
+        """Put slots, and taps for what their seeds may read, into the forward pass of `host`."""
+        for site, slot in zip(self.sites, self.slot_list(), strict=True):
+            # A bound method of a module is copied along by deepcopy; a closure would still serve the original.
+            host.get_submodule(site.path).register_forward_hook(slot.inject)
+            slot.to(self.place(host, site)[0])
+        # After the slots, so that what is read behind a submodule includes the seed that sits there.
+        self.host_pass = lay_taps(host, {source for site in self.sites for _, source in site.sources})
+
+    def _tap(self, site: Site, blueprint: Blueprint) -> Tap | None:
+        source = site.source_of(blueprint)
+        return None if source is None else next(tap for tap in self.host_pass.taps if tap.source == source)
+
     def _replace_seed(self, host: nn.Module, index: int, blueprint_id: int) -> None:
         slot, site = self.slot_list()[index], self.sites[index]
         if slot.seed is not None:
@@ -95,11 +117,12 @@ class Growth:
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
             # The generator of the CPU alone: seeds are made there, and others may draw from those of devices.
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
-            seed = find_blueprint(site.shape.family, blueprint_id).build(site.shape)
+            blueprint = find_blueprint(site.shape.family, blueprint_id)
+            seed = blueprint.build(site.shape)
             seed.to(*self.place(host, site)).train(neighbour.training)
         if self.optimizer is not None:
             add_seed(self.optimizer, site.slot_id, seed, host, site.path, self.seed_groups)
-        slot.plant(seed, blueprint_id)
+        slot.plant(seed, blueprint_id, self._tap(site, blueprint))
 
     def place(self, host: nn.Module, site: Site) -> tuple[torch.device, torch.dtype]:
         """Device and dtype of a seed: those of the submodule it sits behind, as far as that has weights."""

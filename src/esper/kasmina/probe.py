@@ -28,7 +28,7 @@ def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, tupl
     families = at if isinstance(at, Mapping) else dict.fromkeys(names)
     modules = _submodules(model)
     outputs = _outputs(model, modules, example)[0]
-    batch = _batch_size(model, example)
+    batch = batch_size(model, example)
 
     def read(name: str, family: str | None = None) -> tuple[SiteShape, torch.dtype]:
         return _read_site(modules[name], outputs[name], family, batch)
@@ -71,7 +71,7 @@ def survey(model: nn.Module, example: Example) -> list[Candidate]:
     """Every submodule behind which a slot can go without a word about its family, in the order of their work."""
     modules = _submodules(model)
     outputs, results = _outputs(model, modules, example)
-    batch = _batch_size(model, example)
+    batch = batch_size(model, example)
     order = {name: position for position, name in enumerate(outputs)}
     found: dict[int, Candidate] = {}
     for name in sorted(modules, key=lambda name: order.get(name, -1)):
@@ -88,7 +88,7 @@ def survey(model: nn.Module, example: Example) -> list[Candidate]:
 def unclear_sites(model: nn.Module, example: Example) -> list[str]:
     """Submodules behind which a slot can go only if it is told which family their output belongs to."""
     modules = _submodules(model)
-    outputs, batch = _outputs(model, modules, example)[0], _batch_size(model, example)
+    outputs, batch = _outputs(model, modules, example)[0], batch_size(model, example)
     told, untold = (
         _usable(modules, lambda name, family=family: _read_site(modules[name], outputs[name], family, batch))
         for family in (Family.FEATURES, None)
@@ -216,7 +216,7 @@ def _usable(modules: Mapping[str, nn.Module], read: Any) -> list[str]:
     return usable
 
 
-def _batch_size(model: nn.Module, example: Example) -> int:
+def batch_size(model: nn.Module, example: Example) -> int:
     """The first axis of the first tensor in the example, which is the batch by convention.
 
     0, which matches nothing, where there is none, or where a layer of the model takes time first.

@@ -25,6 +25,7 @@ from esper.kasmina.blueprints import Blueprint, find_blueprint
 from esper.kasmina.growth import Growth, Site
 from esper.kasmina.slot import Slot
 from esper.kasmina.table import SlotTable
+from esper.kasmina.taps import Pass, Tap, remove_hooks
 from esper.leyline import InputError
 
 _PREFIX = "esper_seeds."
@@ -59,9 +60,7 @@ def growth_on(host: nn.Module) -> Growth | None:
 def remove_slots(host: nn.Module) -> None:
     """Take slots and everything that knows of them off `host`; seeds go with them."""
     for module in host.modules():
-        for key, hook in list(module._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), Slot):
-                del module._forward_hooks[key]
+        remove_hooks(module, (Slot, Tap, Pass))
     for hooks in (host._state_dict_hooks, host._load_state_dict_pre_hooks):
         for key, found in list(hooks.items()):
             if isinstance(getattr(found, "hook", found), _Save | _Load):

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from torch import nn
 
@@ -20,6 +21,9 @@ class Family(StrEnum):
     """`[..., D]`, width D: the outputs of linear layers, MLPs and transformers."""
 
 
+Reach = Literal["near", "far"]
+"""From where a seed that connects reads: the input of the submodule of the slot before, or the earliest tensor."""
+Port = Literal["input", "output"]
 _CHANNEL_FAMILIES = {3: Family.CONV1D, 4: Family.CONV2D}
 _EXTENT_SIZES = {Family.CONV2D: (2,), Family.CONV1D: (1,), Family.FEATURES: (0, 1)}
 
@@ -32,6 +36,12 @@ class SiteShape:
     width: int
     extent: tuple[int, ...] = ()
     """Sizes beside batch and width: (H, W), (L,), (T,) for a sequence of features, () for plain features."""
+    near: "SiteShape | None" = None
+    """Shape of the near source, if there is one that can be joined to this site."""
+    far: "SiteShape | None" = None
+    """Shape of the far source, if there is one that can be joined to this site."""
+    around: int = 0
+    """Parameters of the part of the host that the slots are spread over: what seeds that connect are sized by."""
 
     def __post_init__(self) -> None:
         if self.width < 1 or any(size < 1 for size in self.extent):
@@ -44,11 +54,33 @@ class SiteShape:
         """How many places share the width: H·W, L, T or 1."""
         return math.prod(self.extent)
 
+    def source(self, reach: Reach) -> "SiteShape | None":
+        """The shape of the near or of the far source."""
+        return self.near if reach == "near" else self.far
+
     def tensor_shape(self, batch: int) -> tuple[int, ...]:
         """The shape of a tensor of `batch` samples at this site."""
         if self.family is Family.FEATURES:
             return (batch, *self.extent, self.width)
         return (batch, self.width, *self.extent)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor of the forward pass that seeds further on can read."""
+
+    path: str
+    """The submodule; "" is the model itself."""
+    port: Port
+    """What it is given, or what it returns."""
+    argument: int | str
+    """Of an input: which argument, by position or by keyword; 0 for an output."""
+    shape: SiteShape
+    changed: bool = False
+    """Whether something later in the pass writes into it, so that readers need a copy."""
+
+    def __str__(self) -> str:
+        return f"the {self.port} of {repr(self.path) if self.path else 'the model'}"
 
 
 def _channels(layer: nn.Module) -> int | None:
@@ -67,6 +99,26 @@ def _features(layer: nn.Module) -> int | None:
     if isinstance(layer, nn.Embedding):
         return layer.embedding_dim
     return layer.normalized_shape[-1] if isinstance(layer, nn.LayerNorm | nn.RMSNorm) else None
+
+
+def _reads_channels(layer: nn.Module) -> int | None:
+    """The size that axis 1 of the input of `layer` must have, if it is of that kind."""
+    return layer.in_channels if isinstance(layer, nn.modules.conv._ConvNd) else _channels(layer)
+
+
+def _reads_features(layer: nn.Module) -> int | None:
+    """The size that the last axis of the input of `layer` must have, if it is of that kind."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features
+    return None if isinstance(layer, nn.Embedding) else _features(layer)
+
+
+def family_at(module: nn.Module, shape: tuple[int, ...], port: Port) -> Family | None:
+    """What a single layer says of a tensor that it is given or returns; None if it does not tell."""
+    channels, features = (_reads_channels, _reads_features) if port == "input" else (_channels, _features)
+    if channels(module) == shape[1] and len(shape) in _CHANNEL_FAMILIES:
+        return _CHANNEL_FAMILIES[len(shape)]
+    return Family.FEATURES if features(module) == shape[-1] else None
 
 
 def infer_family(module: nn.Module, shape: tuple[int, ...]) -> Family:

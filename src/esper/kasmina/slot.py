@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.joining import fit_positions
+from esper.kasmina.taps import Tap
 from esper.leyline import InputError
 
 
@@ -22,7 +24,7 @@ class SlotMode(Enum):
     ISOLATED = "isolated"
     """The host's values pass unchanged; the seed receives the gradient that its output would."""
     BLENDED = "blended"
-    """`h + alpha * seed(h)`."""
+    """`h + alpha * delta`, where `delta` is what the seed makes of `h`, or of the source that it reads."""
 
 
 class _PassGradient(torch.autograd.Function):
@@ -59,6 +61,8 @@ class Slot(nn.Module):
     def __init__(self, witness: Tensor | None = None) -> None:
         super().__init__()
         self.seed: nn.Module | None = None
+        self.tap: Tap | None = None
+        """What the seed reads instead of the tensor here, if its kind connects."""
         self.blueprint_id = 0
         self.mode = SlotMode.OFF
         self.register_buffer("alpha", torch.zeros(()), persistent=False)
@@ -84,14 +88,19 @@ class Slot(nn.Module):
             self.seed.state_dict(destination=state_dict, prefix=f"{prefix}seed.")
         super()._load_from_state_dict(state_dict, prefix, *others)
 
-    def plant(self, seed: nn.Module, blueprint_id: int) -> None:
-        """Put `seed` into this empty slot; it does nothing until the mode changes."""
+    def plant(self, seed: nn.Module, blueprint_id: int, tap: Tap | None = None) -> None:
+        """Put `seed`, which may read from a tap, into this empty slot; it does nothing until the mode changes."""
         self.seed = seed
+        self.tap = tap
+        if tap is not None:
+            tap.readers += 1
         self.blueprint_id = blueprint_id
 
     def uproot(self) -> None:
         """Remove the seed; the host computes its own function again."""
-        self.seed = None
+        if self.tap is not None:
+            self.tap.readers -= 1
+        self.seed = self.tap = None
         self.blueprint_id = 0
         self.mode = SlotMode.OFF
         self.alpha.zero_()
@@ -139,12 +148,26 @@ class Slot(nn.Module):
         if not isinstance(h, Tensor) or h.is_nested:
             raise InputError(_other_output(module, h))
         if self.alpha_override is not None:
-            return _mix_override(h, self.alpha_override, self.seed)
+            return self._mix_override(h, self.alpha_override)
         if self.mode is SlotMode.BLENDED:
-            return _mix(h, self.alpha, self.seed(h))
+            return _mix(h, self.alpha, self._delta(h))
         if self.mode is SlotMode.ISOLATED and torch.is_grad_enabled():
-            return _pass_gradient(h, self.seed(h.detach()))
+            return _pass_gradient(h, self._delta(h, isolated=True))
         return None
+
+    def _delta(self, h: Tensor, *, isolated: bool = False) -> Tensor:
+        """What the seed would add to `h`; an isolated one sends no gradient to what it reads."""
+        assert self.seed is not None
+        given = h if self.tap is None else self.tap.read(h)
+        delta: Tensor = self.seed(given.detach() if isolated else given)
+        return delta if self.tap is None else fit_positions(delta, h)
+
+    def _mix_override(self, h: Tensor, alpha: Tensor | float) -> Tensor | None:
+        if isinstance(alpha, float | int):
+            return _mix(h, alpha, self._delta(h)) if alpha else None
+        per_sample = alpha.view(-1, *[1] * (h.ndim - 1))
+        # Samples with alpha 0 take the host's value itself: 0 times a non-finite residual would not be 0.
+        return torch.where(per_sample == 0, h, _mix(h, per_sample, self._delta(h)))
 
 
 def _mix(h: Tensor, alpha: Tensor | float, delta: Tensor) -> Tensor:
@@ -154,14 +177,6 @@ def _mix(h: Tensor, alpha: Tensor | float, delta: Tensor) -> Tensor:
 def _pass_gradient(h: Tensor, delta: Tensor) -> Tensor:
     result: Tensor = _PassGradient.apply(h, delta.to(h.dtype))  # type: ignore[no-untyped-call]
     return result
-
-
-def _mix_override(h: Tensor, alpha: Tensor | float, seed: nn.Module) -> Tensor | None:
-    if isinstance(alpha, float | int):
-        return _mix(h, alpha, seed(h)) if alpha else None
-    per_sample = alpha.view(-1, *[1] * (h.ndim - 1))
-    # Samples with alpha 0 take the host's value itself: 0 times a non-finite residual would not be 0.
-    return torch.where(per_sample == 0, h, _mix(h, per_sample, seed(h)))
 
 
 def _other_output(module: nn.Module, output: Any) -> str:

@@ -5,7 +5,7 @@ from typing import Final
 HEAD_NAMES: Final[tuple[str, ...]] = ("slot", "blueprint", "blend", "op")
 """Storage order of the action heads: the columns of `actions [N, 4]`, and of every per-head loop."""
 
-NUM_BLUEPRINTS: Final = 5
+NUM_BLUEPRINTS: Final = 9
 """Blueprints per family; the observation has this many places."""
 NO_BLUEPRINT: Final = 0
 """Blueprint id of an empty slot; seeds carry ids 1 to `NUM_BLUEPRINTS`."""

@@ -1,5 +1,6 @@
-"""Blueprints: the kinds of seeds, five per family. A new one is one decorated class in one of these files."""
+"""Blueprints: the kinds of seeds. A new one is one decorated class in one of these files."""
 
+import esper.kasmina.blueprints.branches
 import esper.kasmina.blueprints.conv
 import esper.kasmina.blueprints.features  # noqa: F401  # importing registers
 from esper.kasmina.blueprints.registry import Blueprint, Cost, blueprint, blueprints_of, find_blueprint

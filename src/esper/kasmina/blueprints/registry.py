@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from esper.kasmina.flops import count_flops
-from esper.kasmina.sites import Family, SiteShape
+from esper.kasmina.sites import Family, Reach, SiteShape
 from esper.leyline import NUM_BLUEPRINTS, InputError, unknown_name
 
 
@@ -35,6 +35,13 @@ class Blueprint:
     fits: Callable[[SiteShape], bool]
     affine: bool = False
     """Whether its seeds are affine maps, which add nothing behind a trained linear layer and are not planted there."""
+    reads: Reach | None = None
+    """The source that its seeds connect with the site; None for kinds that refine the tensor at the site itself."""
+
+    def input_shape(self, site: SiteShape) -> SiteShape:
+        """The shape of what a seed at `site` is given."""
+        source = None if self.reads is None else site.source(self.reads)
+        return site if source is None else source
 
     def build(self, site: SiteShape) -> nn.Module:
         """A fresh module for `site`, initialised from torch's global random state."""
@@ -51,7 +58,7 @@ class Blueprint:
 def _measure_cost(blueprint: Blueprint, site: SiteShape) -> Cost:
     with torch.device("meta"):
         module = blueprint.build(site)
-        sample = torch.empty(site.tensor_shape(1))
+        sample = torch.empty(blueprint.input_shape(site).tensor_shape(1))
     return Cost(sum(p.numel() for p in module.parameters()), count_flops(module, sample))
 
 
@@ -68,12 +75,14 @@ def blueprint(
     *,
     fits: Callable[[SiteShape], bool] = lambda _: True,
     affine: bool = False,
+    reads: Reach | None = None,
     replace: bool = False,
 ) -> Callable[[FactoryT], FactoryT]:
     """Register the decorated module class, whose constructor takes a `SiteShape`, as a blueprint.
 
     A family has exactly five places because the observation has; `replace=True` takes over an occupied one.
-    `affine` kinds are not planted behind a trained linear layer, to which they would add nothing.
+    `affine` kinds are not planted behind a trained linear layer, to which they would add nothing. Kinds that `reads`
+    a source are called with that tensor instead of the one at their site, and fit only where there is one.
     The module returns a residual that starts at 0, and draws no random numbers in its forward pass: an
     isolated seed may not disturb its host's.
     """
@@ -86,10 +95,17 @@ def blueprint(
             raise InputError(f"place {id} of {family} holds {present.name!r}; pass replace=True to take it over")
         if any(other.name == name and other.id != id for other in blueprints_of(family)):
             raise InputError(f"{family} has a blueprint named {name!r} already")
-        _REGISTRY[family, id] = Blueprint(family, id, name, summary, module_class, fits, affine)
+        _REGISTRY[family, id] = Blueprint(family, id, name, summary, module_class, _fitting(fits, reads), affine, reads)
         return module_class
 
     return register
+
+
+def _fitting(fits: Callable[[SiteShape], bool], reads: Reach | None) -> Callable[[SiteShape], bool]:
+    """`fits`, and a source to read for kinds that connect."""
+    if reads is None:
+        return fits
+    return lambda site: site.source(reads) is not None and fits(site)
 
 
 def blueprints_of(family: Family) -> list[Blueprint]:

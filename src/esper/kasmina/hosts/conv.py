@@ -41,12 +41,13 @@ class Conv1dHost(BlockHost):
         super().__init__()
         sizes = (config.inputs, *config.channels)
         kernels = (config.first_kernel, *[config.kernel] * (len(config.channels) - 1))
+        self.input = _ChannelAxis()
         self.blocks = nn.ModuleList(
-            nn.Sequential(_ChannelAxis(), nn.Conv1d(before, after, kernel, stride=2, padding=1), nn.ReLU())
+            nn.Sequential(nn.Conv1d(before, after, kernel, stride=2, padding=1), nn.ReLU())
             for before, after, kernel in zip(sizes[:-1], sizes[1:], kernels, strict=True)
         )
         self.head = nn.Sequential(_MeanOverPositions(), nn.Linear(sizes[-1], config.classes))
-        self.parts = (*(f"blocks.{index}" for index in range(len(self.blocks))), "head")
+        self.name_parts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,10 @@ class Conv2dHost(BlockHost):
     def __init__(self, config: Conv2dConfig) -> None:
         super().__init__()
         sizes = (config.inputs, *config.channels)
+        self.input = nn.Identity()
         self.blocks = nn.ModuleList(
             _conv2d_block(before, after, config.convs_per_block, stride=1 if index == 0 else 2)
             for index, (before, after) in enumerate(itertools.pairwise(sizes))
         )
         self.head = nn.Sequential(_MeanOverPositions(), nn.Linear(sizes[-1], config.classes))
-        self.parts = (*(f"blocks.{index}" for index in range(len(self.blocks))), "head")
+        self.name_parts()

@@ -24,9 +24,9 @@ class MLPHost(BlockHost):
     def __init__(self, config: MLPConfig) -> None:
         super().__init__()
         sizes = (config.inputs, *config.widths)
+        self.input = nn.Flatten()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Flatten(), nn.Linear(before, after), nn.ReLU())
-            for before, after in itertools.pairwise(sizes)
+            nn.Sequential(nn.Linear(before, after), nn.ReLU()) for before, after in itertools.pairwise(sizes)
         )
         self.head = nn.Linear(sizes[-1], config.classes)
-        self.parts = (*(f"blocks.{index}" for index in range(len(self.blocks))), "head")
+        self.name_parts()

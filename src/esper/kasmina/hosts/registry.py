@@ -1,5 +1,6 @@
 """The registry of hosts: a name, a config dataclass with defaults, a module built from it."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -10,18 +11,15 @@ from esper.leyline import InputError, unknown_name
 
 
 class Host(nn.Module):
-    """A plain network: a chain of submodules, with a place to grow behind each but the last.
+    """A plain network: a chain of submodules, with places to grow behind some of them.
 
     Hosts keep no running statistics (GroupNorm and LayerNorm only), so that many of them can run as one.
     """
 
     parts: tuple[str, ...]
-    """The names of the submodules in the order in which they run."""
-
-    @property
-    def slot_sites(self) -> tuple[str, ...]:
-        """The submodules behind which the host can grow."""
-        return self.parts[:-1]
+    """The names of the submodules in the order in which they run; a part that is a sequence is one of its children."""
+    slot_sites: tuple[str, ...]
+    """The submodules behind which the host can grow, in that order."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits for a batch."""
@@ -32,14 +30,26 @@ class Host(nn.Module):
 
 
 class BlockHost(Host):
-    """A host made of `blocks` and a `head`."""
+    """A host made of something that shapes its `input`, `blocks` that end in an activation, and a `head`.
 
+    It can grow behind each block, in front of the block's activation (where a branch widens the block's own layer), and
+    at its output.
+    """
+
+    input: nn.Module
     blocks: nn.ModuleList
     head: nn.Module
 
+    def name_parts(self) -> None:
+        """To be called when all submodules are there."""
+        blocks = [(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]
+        self.parts = ("input", *(name for name, _ in blocks), "head")
+        inner = [(f"{name}.{len(block) - 2}", name) for name, block in blocks if isinstance(block, nn.Sequential)]
+        self.slot_sites = (*itertools.chain.from_iterable(inner), "head")
+
     def forward(self, x: Tensor) -> Tensor:
         """The logits for a batch; the same as the parent's, without looking up names at every call."""
-        h = x
+        h = self.input(x)
         for block in self.blocks:
             h = block(h)
         logits: Tensor = self.head(h)

@@ -21,15 +21,16 @@ class TransformerConfig:
     heads: int = 4
 
 
-class _Embedding(nn.Module):
+class _Position(nn.Module):
+    """Adds what stands for its place to every token."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.position = nn.Embedding(config.context, config.width)
-        self.token = nn.Embedding(config.vocabulary, config.width)
+        self.embedding = nn.Embedding(config.context, config.width)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
-        return embedded
+    def forward(self, h: Tensor) -> Tensor:
+        placed: Tensor = h + self.embedding(torch.arange(h.shape[1], device=h.device))
+        return placed
 
 
 class _Block(nn.Module):
@@ -56,13 +57,15 @@ class _Block(nn.Module):
 
 @host("transformer", TransformerConfig(), large=TransformerConfig(context=128, width=128, layers=4))
 class TransformerHost(Host):
-    """Decoder blocks over a fixed context, tokens `[N, T]` in; a slot behind the embedding and behind each block."""
+    """Decoder blocks over a fixed context, tokens `[N, T]` in; slots behind the embedding, each block and the head."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         if config.width % config.heads:
             raise InputError(f"transformer width {config.width} is not a multiple of its {config.heads} heads")
-        self.embedding = _Embedding(config)
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.position = _Position(config)
         self.blocks = nn.ModuleList(_Block(config.width, config.heads) for _ in range(config.layers))
         self.head = nn.Sequential(nn.LayerNorm(config.width), nn.Linear(config.width, config.vocabulary))
-        self.parts = ("embedding", *(f"blocks.{index}" for index in range(config.layers)), "head")
+        self.slot_sites = ("position", *(f"blocks.{index}" for index in range(config.layers)), "head")
+        self.parts = ("embedding", *self.slot_sites)

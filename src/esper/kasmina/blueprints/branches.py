@@ -1,0 +1,159 @@
+"""Blueprints that connect: two layers from a tensor earlier in the pass to the site, past everything in between.
+
+Each comes in two widths. Inside there is a ReLU and no normalisation, and the last layer is born zero: its own gradient
+is not, so everything in front of it learns from the second step on.
+"""
+
+import math
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.sites import Family, Reach, SiteShape
+
+_NARROW, _WIDE = 1 / 6, 1 / 3
+"""Shares of the parameters around the slots that a branch of each width costs, about."""
+_KERNEL = {Family.CONV1D: 5, Family.CONV2D: 3}
+_MAX_STRIDE = 4
+"""Of one layer; what is left is pooled."""
+
+
+class Branch(nn.Module):
+    """What all branches share: how wide they are, and how they are born."""
+
+    reads: ClassVar[Reach]
+    share: ClassVar[float]
+    second: nn.Module
+
+    def silence(self) -> None:
+        """Let the output be zero, as long as nothing is learned."""
+        for parameter in self.second.parameters():
+            nn.init.zeros_(parameter)
+
+    def source(self, site: SiteShape) -> SiteShape:
+        """The shape of what is read."""
+        source = site.source(self.reads)
+        assert source is not None, "the registry builds branches only where there is a source"
+        return source
+
+    def hidden(self, site: SiteShape, per_unit: int) -> int:
+        """How many hidden units cost its share, each having `per_unit` parameters; one at least."""
+        return max(1, round((self.share * site.around - site.width) / per_unit))
+
+
+class ConvBranch(Branch):
+    """Two convolutions that share the stride between source and site."""
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        source = self.source(site)
+        strides = [_shared_stride(a, b) for a, b in zip(source.extent, site.extent, strict=True)]
+        first_stride, second_stride = (tuple(stride[layer] for stride in strides) for layer in range(2))
+        first_kernel = tuple(max(_KERNEL[site.family], _odd(stride)) for stride in first_stride)
+        second_kernel = tuple(max(3, _odd(stride)) for stride in second_stride)
+        taps, later_taps = math.prod(first_kernel), math.prod(second_kernel)
+        hidden = self.hidden(site, source.width * taps + 1 + site.width * later_taps)
+        conv = nn.Conv1d if site.family is Family.CONV1D else nn.Conv2d
+        self.first = conv(source.width, hidden, first_kernel, first_stride, _same(first_kernel))  # type: ignore[arg-type]
+        self.second = conv(hidden, site.width, second_kernel, second_stride, _same(second_kernel))  # type: ignore[arg-type]
+        self.silence()
+
+    def forward(self, source: Tensor) -> Tensor:
+        """What is added to the site, up to a rest of its positions."""
+        result: Tensor = self.second(F.relu(self.first(source)))
+        return result
+
+
+def _shared_stride(source: int, site: int) -> tuple[int, int]:
+    """Strides of two layers that together lead from `source` to `site` positions, the larger one last."""
+    total = max(1, round(source / site))
+    pairs = [(a, total // a) for a in range(1, total + 1) if total % a == 0 and a <= total // a <= _MAX_STRIDE]
+    return pairs[-1] if pairs else (min(_MAX_STRIDE, math.isqrt(total)), _MAX_STRIDE)
+
+
+def _odd(stride: int) -> int:
+    """The smallest odd kernel that leaves nothing out at this stride."""
+    return stride + 1 - stride % 2
+
+
+def _same(kernel: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size // 2 for size in kernel)
+
+
+class FeatureBranch(Branch):
+    """One hidden layer, at every position alike."""
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        source = self.source(site)
+        hidden = self.hidden(site, source.width + 1 + site.width)
+        self.first = nn.Linear(source.width, hidden)
+        self.second = nn.Linear(hidden, site.width)
+        self.silence()
+
+    def forward(self, source: Tensor) -> Tensor:
+        """What is added to the site."""
+        result: Tensor = self.second(F.relu(self.first(source)))
+        return result
+
+
+@blueprint(Family.CONV1D, 6, "far_narrow", "two convolutions from the earliest tensor", reads="far")
+@blueprint(Family.CONV2D, 6, "far_narrow", "two convolutions from the earliest tensor", reads="far")
+class FarNarrowConv(ConvBranch):
+    """From far, for about a sixth of what is around."""
+
+    reads, share = "far", _NARROW
+
+
+@blueprint(Family.CONV1D, 7, "far_wide", "two wide convolutions from the earliest tensor", reads="far")
+@blueprint(Family.CONV2D, 7, "far_wide", "two wide convolutions from the earliest tensor", reads="far")
+class FarWideConv(ConvBranch):
+    """From far, for about a third of what is around."""
+
+    reads, share = "far", _WIDE
+
+
+@blueprint(Family.CONV1D, 8, "near_narrow", "two convolutions past two submodules", reads="near")
+@blueprint(Family.CONV2D, 8, "near_narrow", "two convolutions past two submodules", reads="near")
+class NearNarrowConv(ConvBranch):
+    """From near, for about a sixth of what is around."""
+
+    reads, share = "near", _NARROW
+
+
+@blueprint(Family.CONV1D, 9, "near_wide", "two wide convolutions past two submodules", reads="near")
+@blueprint(Family.CONV2D, 9, "near_wide", "two wide convolutions past two submodules", reads="near")
+class NearWideConv(ConvBranch):
+    """From near, for about a third of what is around."""
+
+    reads, share = "near", _WIDE
+
+
+@blueprint(Family.FEATURES, 6, "far_narrow", "one hidden layer from the earliest tensor", reads="far")
+class FarNarrowFeatures(FeatureBranch):
+    """From far, for about a sixth of what is around."""
+
+    reads, share = "far", _NARROW
+
+
+@blueprint(Family.FEATURES, 7, "far_wide", "a wide hidden layer from the earliest tensor", reads="far")
+class FarWideFeatures(FeatureBranch):
+    """From far, for about a third of what is around."""
+
+    reads, share = "far", _WIDE
+
+
+@blueprint(Family.FEATURES, 8, "near_narrow", "one hidden layer past two submodules", reads="near")
+class NearNarrowFeatures(FeatureBranch):
+    """From near, for about a sixth of what is around."""
+
+    reads, share = "near", _NARROW
+
+
+@blueprint(Family.FEATURES, 9, "near_wide", "a wide hidden layer past two submodules", reads="near")
+class NearWideFeatures(FeatureBranch):
+    """From near, for about a third of what is around."""
+
+    reads, share = "near", _WIDE

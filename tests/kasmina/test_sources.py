@@ -1,0 +1,222 @@
+"""What a slot can be connected with: which tensors are offered, which are not, and what can be asked for instead."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from esper.kasmina import GraftedModel, build_host, graft
+from esper.leyline import InputError
+
+
+def sources_of(model: GraftedModel, path: str) -> dict[str, str]:
+    return {reach: str(source) for reach, source in model.sites[model.slot_index(path)].sources}
+
+
+def chain(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers)
+
+
+def mlp() -> nn.Sequential:
+    return chain(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_far_is_the_earliest_tensor_and_near_what_the_slot_before_was_given() -> None:
+    grafted = graft(mlp(), at=["1", "3", "5", "6"], example=torch.randn(4, 6))
+    assert sources_of(grafted, "1") == {"near": "the input of '1'", "far": "the input of the model"}
+    assert sources_of(grafted, "3") == {"near": "the input of '1'", "far": "the input of the model"}
+    assert sources_of(grafted, "5") == {"near": "the input of '3'", "far": "the input of the model"}
+    assert sources_of(grafted, "6") == {"near": "the input of '5'", "far": "the input of the model"}
+
+
+def test_where_near_is_the_earliest_tensor_only_far_is_offered() -> None:
+    grafted = graft(mlp(), at=["0", "2"], example=torch.randn(4, 6))
+    assert sources_of(grafted, "0") == {"far": "the input of the model"}
+    assert sources_of(grafted, "2") == {"far": "the input of the model"}
+
+
+def test_slots_inside_one_another_do_not_count_as_before() -> None:
+    host = build_host("conv1d")
+    grafted = graft(host, at=host.slot_sites, example=torch.randn(4, 40))
+    for path in ("blocks.2.0", "blocks.2"):
+        assert sources_of(grafted, path) == {"near": "the input of 'blocks.1'", "far": "the output of 'input'"}
+
+
+def test_tokens_are_read_after_the_embedding() -> None:
+    host = build_host("transformer")
+    grafted = graft(host, at=host.slot_sites, example=torch.randint(256, (2, 16)))
+    assert sources_of(grafted, "blocks.1") == {"near": "the input of 'blocks.0'", "far": "the output of 'embedding'"}
+
+
+class Concatenated(nn.Module):
+    """Its input and a map of it, of another family each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 4, 3, padding=1)
+        self.wide = nn.Linear(10, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.wide(self.conv(x))
+        return h
+
+
+def test_families_are_not_mixed() -> None:
+    grafted = graft(Concatenated(), at=["wide"], example=torch.randn(3, 2, 10))
+    # The output of the convolution is read as channels by one layer and as features by the other: nobody can tell.
+    assert sources_of(grafted, "wide") == {}
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.last(self.shared(self.shared(x)))
+        return h
+
+
+def test_what_runs_twice_is_neither_source_nor_target() -> None:
+    grafted = graft(Twice(), at=["shared", "last"], example=torch.randn(4, 6))
+    assert sources_of(grafted, "shared") == {}
+    assert sources_of(grafted, "last") == {"far": "the input of the model"}
+    assert not grafted.catalogue.fits[0, 5:].any()
+
+
+class OtherInTraining(nn.Module):
+    """Takes another way while it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.inner(x)
+        return h + (self.last(self.last(h)) if self.training else self.last(h))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_both_modes_must_agree(training: bool) -> None:
+    grafted = graft(OtherInTraining().train(training), at=["last"], example=torch.randn(4, 6))
+    assert sources_of(grafted, "last") == {}
+    assert grafted.training
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool, flag: bool = True) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.reentrant, self.flag = reentrant, flag
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        recomputed = self.training and self.flag
+        h = checkpoint(self.block, h, use_reentrant=self.reentrant) if recomputed else self.block(h)
+        y: Tensor = self.last(h)
+        return y
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_is_computed_again_in_the_backward_pass_is_not_offered(reentrant: bool) -> None:
+    model = Checkpointed(reentrant=reentrant)
+    grafted = graft(model, at=["block", "last"], example=torch.randn(4, 6))
+    assert sources_of(grafted, "block") == {}
+    assert sources_of(grafted, "last") == {"far": "the input of the model"}
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_checkpointing_that_begins_later_is_an_error_and_not_a_wrong_gradient() -> None:
+    model = Checkpointed(reentrant=False, flag=False)
+    grafted = graft(model, at=["block"], example=torch.randn(4, 6))
+    grafted.plant_fossils({"block": "far_wide"})
+    model.flag = True
+    with pytest.raises(InputError, match="without activation checkpointing"):
+        grafted(torch.randn(4, 6)).sum().backward()
+
+
+def test_a_source_that_is_written_into_later_is_copied() -> None:
+    torch.manual_seed(0)
+    model = chain(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Sigmoid())
+    grafted = graft(model, at=["1", "2"], example=torch.randn(4, 6))
+    near = dict(grafted.sites[1].sources)["near"]
+    assert (str(near), near.changed) == ("the input of '1'", True)
+    grafted.plant_fossils({"2": "near_wide"})
+    seed = grafted.slots[1].get_submodule("seed")
+    for parameter in seed.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(4, 6)
+    before = model[0](x)
+    torch.testing.assert_close(grafted(x), (model[2].forward(before.relu()) + seed(before)).sigmoid())
+    grafted(x).sum().backward()
+
+
+def test_what_differs_in_positions_is_not_joined() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.last(self.first(x)[:, ::2])
+            return y
+
+    grafted = graft(Pooled(), at=["last"], example=torch.randn(3, 8, 6))
+    assert sources_of(grafted, "last") == {"far": "the input of 'last'"}
+
+
+def test_other_sources_can_be_asked_for() -> None:
+    asked = {"5": {"near": "3:input", "far": "1"}}
+    grafted = graft(mlp(), at=["3", "5"], example=torch.randn(4, 6), sources=asked)
+    assert sources_of(grafted, "5") == {"near": "the input of '3'", "far": "the output of '1'"}
+    assert sources_of(grafted, "3")["far"] == "the input of the model"
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"7": {"far": "1"}}, "unknown slot in sources '7'"),
+        ({"5": {"middle": "1"}}, "unknown source of '5' 'middle'"),
+        ({"5": {"far": "layers"}}, "unknown submodule in sources 'layers'"),
+        ({"5": {"far": "6"}}, "'6' cannot be joined to what '5' returns: it is not there yet"),
+        ({"5": "1"}, "must be a mapping"),
+    ],
+)
+def test_a_source_that_cannot_be_is_refused_in_a_sentence_and_nothing_changes(asked: object, problem: str) -> None:
+    model = mlp()
+    with pytest.raises(InputError, match=problem):
+        graft(model, at=["5"], example=torch.randn(4, 6), sources=asked)  # type: ignore[arg-type]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_refusal_lists_what_would_work() -> None:
+    host = build_host("transformer")
+    with pytest.raises(InputError, match=r"'head' cannot be joined .* What can: .*embedding") as error:
+        graft(host, at=["blocks.1"], example=torch.randint(256, (2, 16)), sources={"blocks.1": {"far": "head"}})
+    assert "blocks.0:input" in str(error.value)
+
+
+class Sampled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pick, self.table, self.last = Pick(), nn.Embedding(6, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.last(self.table(self.pick(x)))
+        return h
+
+
+class Pick(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.argsort(-1)
+
+
+def test_integers_are_no_source() -> None:
+    with pytest.raises(InputError, match="not floating-point numbers"):
+        graft(Sampled(), at=["last"], example=torch.randn(3, 6), sources={"last": {"far": "pick"}})
+
+
+def test_an_example_of_one_sample_is_enough() -> None:
+    model = chain(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    grafted = graft(model, at=["2"], example=torch.randn(1, 6))
+    assert sources_of(grafted, "2")["far"] == "the input of the model"
