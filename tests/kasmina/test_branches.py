@@ -37,7 +37,7 @@ def test_two_layers_share_the_stride_and_the_rest_is_resampled(
     source: tuple[int, ...], site: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
 ) -> None:
     branch = conv_branch(source, site)
-    assert (branch.first.stride, branch.second.stride) == strides
+    assert [branch.get_submodule(layer).stride for layer in ("first", "second")] == list(strides)
     delta = branch(torch.randn(3, 2, *source))
     assert fit_positions(delta, torch.randn(3, 4, *site)).shape == (3, 4, *site)
 
@@ -127,7 +127,7 @@ def test_in_front_of_an_activation_a_branch_is_an_exact_widening_of_the_layer_be
         nn.init.normal_(parameter)
     (first, _), (second, _) = host.blocks  # type: ignore[misc]
     first, second = wider(first, second, seed)
-    widened = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), host.head)
+    widened = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), host.get_submodule("head"))
     torch.testing.assert_close(grafted(x), widened(x))
 
 
@@ -148,8 +148,7 @@ def test_a_convolutional_branch_with_the_kernel_of_the_host_widens_it_too() -> N
     for parameter in seed.parameters():
         nn.init.normal_(parameter)
     extra, out = seed.get_submodule("first"), seed.get_submodule("second")
-    first, second = host[0], host[2]
-    hidden = torch.cat([first(x), extra(x)], 1).relu()
-    weight = torch.cat([second.weight, out.get_parameter("weight")], 1)
-    widened = F.conv1d(hidden, weight, second.bias + out.get_parameter("bias"), padding=1)
+    hidden = torch.cat([host[0](x), extra(x)], 1).relu()
+    weight, bias = ([host[2].get_parameter(name), out.get_parameter(name)] for name in ("weight", "bias"))
+    widened = F.conv1d(hidden, torch.cat(weight, 1), sum(bias), padding=1)
     torch.testing.assert_close(grafted(x), host[3:](widened))

@@ -92,8 +92,9 @@ class OtherInTraining(nn.Module):
         self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.inner(x)
-        return h + (self.last(self.last(h)) if self.training else self.last(h))
+        h = self.inner(x)
+        y: Tensor = self.last(self.last(h)) if self.training else self.last(h)
+        return h + y
 
 
 @pytest.mark.parametrize("training", [True, False])
