@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.blueprints import Blueprint, find_blueprint
 from esper.kasmina.optimizer_groups import SeedGroups, add_seed, remove_seed
-from esper.kasmina.sites import SiteShape
+from esper.kasmina.sites import SiteShape, Source
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.table import SlotTable
 from esper.leyline import Stage
@@ -29,6 +29,12 @@ class Site:
     shape: SiteShape
     dtype: torch.dtype
     """Of the submodule's output when the slot was grafted."""
+    sources: tuple[tuple[str, Source], ...] = ()
+    """What seeds that connect can read here, by the distance that their kind names: near and far."""
+
+    def source_of(self, blueprint: Blueprint) -> Source | None:
+        """What a seed of this kind reads; None for a kind that refines the output of the submodule itself."""
+        return None if blueprint.reads is None else dict(self.sources)[blueprint.reads]
 
 
 class Growth:

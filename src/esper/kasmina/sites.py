@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from torch import nn
 
@@ -49,6 +50,24 @@ class SiteShape:
         if self.family is Family.FEATURES:
             return (batch, *self.extent, self.width)
         return (batch, self.width, *self.extent)
+
+
+Port = Literal["input", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor of the forward pass that seeds further on can read."""
+
+    path: str
+    """Name of the submodule; "" is the model itself."""
+    port: Port
+    """Whether it is what the submodule is given, or what it returns."""
+    argument: int | str
+    """Of an input: which argument, by position or by keyword; 0 for an output."""
+    shape: SiteShape
+    changed: bool = False
+    """Whether something later in the pass writes into it, so that readers need a copy."""
 
 
 def _channels(layer: nn.Module) -> int | None:

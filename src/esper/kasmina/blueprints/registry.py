@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ class Blueprint:
     fits: Callable[[SiteShape], bool]
     affine: bool = False
     """Whether its seeds are affine maps, which add nothing behind a trained linear layer and are not planted there."""
+    reads: Literal["near", "far"] | None = None
+    """Which source of its site a seed that connects reads; None for one that refines the site's own tensor."""
 
     def build(self, site: SiteShape) -> nn.Module:
         """A fresh module for `site`, initialised from torch's global random state."""
