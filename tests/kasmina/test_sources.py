@@ -94,7 +94,7 @@ class OtherInTraining(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.inner(x)
         y: Tensor = self.last(self.last(h)) if self.training else self.last(h)
-        return h + y
+        return y
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -18,7 +18,7 @@ from esper.kasmina.lifecycle import (
     settle,
     stage_changes,
 )
-from esper.kasmina.plain import Residual, plain_network
+from esper.kasmina.plain import plain_network
 from esper.kasmina.probe import arguments_for, check_initialised
 from esper.kasmina.propose import propose_sites
 from esper.kasmina.seed_state import leave_out_seeds
@@ -39,7 +39,6 @@ __all__ = [
     "Folded",
     "GraftedModel",
     "Host",
-    "Residual",
     "Site",
     "SiteShape",
     "SlotTable",

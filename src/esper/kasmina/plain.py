@@ -1,25 +1,13 @@
-"""A grown network as a plain one: the host's parts in a row, kept seeds as ordinary residual modules between them."""
+"""A grown host of the zoo as a plain one: its parts in a row, with the seeds that were kept inside of them."""
 
-import copy
+from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
+from esper.kasmina.export.fold import bare_copy, insert_kept, kept_seeds
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.hosts import Host
 from esper.leyline import InputError, Stage
-
-
-class Residual(nn.Module):
-    """`h + module(h)`: a seed that was kept for good."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, h: Tensor) -> Tensor:
-        """The input plus what the module adds to it."""
-        result: Tensor = h + self.module(h)
-        return result
 
 
 def plain_network(model: GraftedModel) -> nn.Sequential:
@@ -30,11 +18,19 @@ def plain_network(model: GraftedModel) -> nn.Sequential:
     unfinished = model.table.occupied & (model.table.stage != Stage.FOSSILIZED)
     if unfinished.any():
         raise InputError("a seed is still growing; keep or cull it first")
-    layers: list[nn.Module] = []
-    for index, name in enumerate(host.parts):
-        part = copy.deepcopy(host.get_submodule(name))
-        part._forward_hooks.clear()
-        layers.append(part)
-        if index < len(model.sites) and model.table.blueprint[0, index]:
-            layers.append(Residual(copy.deepcopy(model.slots[index].get_submodule("seed"))))
-    return nn.Sequential(*layers)
+    bare = bare_copy(host)
+    network = nn.Sequential(*map(bare.get_submodule, host.parts))
+    kept = {}
+    for seed in kept_seeds(model, model.table):
+        source = seed.source and replace(seed.source, path=_in_chain(host, seed.source.path))
+        kept[_in_chain(host, seed.site.path)] = replace(seed, source=source)
+    insert_kept(network, kept)
+    return network
+
+
+def _in_chain(host: Host, path: str) -> str:
+    """The name that a submodule of the host has in the chain of its parts."""
+    for index, part in enumerate(host.parts):
+        if f"{path}.".startswith(f"{part}."):
+            return f"{index}{path.removeprefix(part)}"
+    return path

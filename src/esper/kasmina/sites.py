@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 from torch import nn
 
@@ -36,9 +36,9 @@ class SiteShape:
     width: int
     extent: tuple[int, ...] = ()
     """Sizes beside batch and width: (H, W), (L,), (T,) for a sequence of features, () for plain features."""
-    near: "SiteShape | None" = None
+    near: Self | None = None
     """Shape of the near source, if there is one that can be joined to this site."""
-    far: "SiteShape | None" = None
+    far: Self | None = None
     """Shape of the far source, if there is one that can be joined to this site."""
     around: int = 0
     """Parameters of the part of the host that the slots are spread over: what seeds that connect are sized by."""
@@ -54,7 +54,7 @@ class SiteShape:
         """How many places share the width: H·W, L, T or 1."""
         return math.prod(self.extent)
 
-    def source(self, reach: Reach) -> "SiteShape | None":
+    def source(self, reach: Reach) -> Self | None:
         """The shape of the near or of the far source."""
         return self.near if reach == "near" else self.far
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.sites import Family, Reach, SiteShape
 
-_NARROW, _WIDE = 1 / 6, 1 / 3
-"""Shares of the parameters around the slots that a branch of each width costs, about."""
+_NARROW = 1 / 6
+_WIDE = 1 / 3
+"""Shares of the parameters around the slots that a branch of either width costs, about."""
 _KERNEL = {Family.CONV1D: 5, Family.CONV2D: 3}
 _MAX_STRIDE = 4
 """Of one layer; what is left is pooled."""

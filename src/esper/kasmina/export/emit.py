@@ -5,15 +5,16 @@ import builtins
 import importlib
 import inspect
 import sys
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
 
-from esper.kasmina.export import insert
-from esper.kasmina.export.fold import Folded
-from esper.kasmina.growth import Site
-from esper.kasmina.sites import SiteShape
+from esper.kasmina.export import bypass, insert
+from esper.kasmina.export.fold import Folded, KeptSeed
 from esper.leyline import InputError
 
 _OWN = "esper"
@@ -34,16 +35,18 @@ def emit_source(folded: Folded, weights: str) -> str:
     """
     gathered = _Gathered()
     gathered.need(insert, "insert_seed")
-    steps = []
-    for path, (site, seed, alpha) in folded.inserted.items():
-        kind = type(seed)
-        gathered.need(sys.modules[kind.__module__], kind.__name__)
-        gathered.need(sys.modules[SiteShape.__module__], "SiteShape")
-        built = f"{kind.__name__}({_shape(site)}).to({_dtype(seed)})"
-        if alpha != 1:
-            gathered.need(insert, "Scaled")
-            built = f"Scaled({built}, {alpha!r})"
-        steps.append(f"    insert_seed(model, {path!r}, {built})")
+    steps, bypasses = [], []
+    for path, seed in folded.inserted.items():
+        built = _built(seed, gathered)
+        if seed.source is None:
+            steps.append(f"    insert_seed(model, {path!r}, {built})")
+        else:
+            bypasses.append(f"Bypass({_value(seed.source, gathered)}, {path!r}, {built})")
+    if bypasses:
+        gathered.need(bypass, "insert_bypasses")
+        listed = "".join(f"        {entry},\n" for entry in bypasses)
+        steps.append(f"    bypasses = [\n{listed}    ]")
+        steps.append(f"    insert_bypasses(model, bypasses, nest={folded.nested})")
     body = "\n".join([*steps, "    return model"])
     grow = f'def grow(model: nn.Module) -> nn.Module:\n    """Give `model` the seeds that were kept."""\n{body}\n'
     imports = "\n".join(sorted(gathered.imports | {"import torch", "from torch import nn"}))
@@ -52,9 +55,31 @@ def emit_source(folded: Folded, weights: str) -> str:
     return "\n\n".join([_HEAD + "\n" + imports, constant, *gathered.pieces.values(), grow])
 
 
-def _shape(site: Site) -> str:
-    shape = site.shape
-    return f"SiteShape(Family.{shape.family.name}, {shape.width}, {tuple(shape.extent)!r})"
+def _built(seed: KeptSeed, gathered: "_Gathered") -> str:
+    """An expression that makes a seed, but for its weights."""
+    kind = type(seed.module)
+    gathered.need(sys.modules[kind.__module__], kind.__name__)
+    built = f"{kind.__name__}({_value(seed.site.shape, gathered)}).to({_dtype(seed.module)})"
+    if seed.alpha == 1:
+        return built
+    gathered.need(insert, "Scaled")
+    return f"Scaled({built}, {seed.alpha!r})"
+
+
+def _value(value: Any, gathered: "_Gathered") -> str:
+    """An expression for a value: of a plain type, of an enum or of a dataclass with such values."""
+    kind = type(value)
+    if isinstance(value, tuple):
+        return f"({''.join(f'{_value(part, gathered)}, ' for part in value).strip()})"
+    if isinstance(value, Enum):
+        gathered.need(sys.modules[kind.__module__], kind.__name__)
+        return f"{kind.__name__}.{value.name}"
+    if not is_dataclass(value):
+        return repr(value)
+    gathered.need(sys.modules[kind.__module__], kind.__name__)
+    given = {spec.name: getattr(value, spec.name) for spec in fields(value) if spec.init}
+    listed = ", ".join(f"{name}={_value(part, gathered)}" for name, part in given.items())
+    return f"{kind.__name__}({listed})"
 
 
 def _dtype(seed: nn.Module) -> torch.dtype:

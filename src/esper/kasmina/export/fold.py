@@ -1,7 +1,7 @@
 """Folding kept seeds into a copy of their host."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.export.bypass import Bypass, insert_bypasses
 from esper.kasmina.export.insert import Scaled, insert_seed
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.growth import Site
 from esper.kasmina.probe import Example, call_with
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import remove_slots
+from esper.kasmina.sites import Source
 from esper.kasmina.table import SlotTable
 from esper.leyline import InputError, Stage
 
@@ -23,12 +26,25 @@ TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
+class KeptSeed:
+    """A copy of a seed that was kept for good."""
+
+    site: Site
+    module: nn.Module
+    alpha: float
+    source: Source | None
+    """What it reads; None if it refines the output of its own submodule."""
+
+
+@dataclass(frozen=True, slots=True)
 class Folded:
     """A plain network, and how its seeds were put into it."""
 
     network: nn.Module
-    inserted: dict[str, tuple[Site, nn.Module, float]]
-    """Seeds with their alpha, by the path they sit behind."""
+    inserted: dict[str, KeptSeed]
+    """By the path they sit behind."""
+    nested: bool = True
+    """Whether bypasses in a sequence became nested modules."""
 
 
 def fold(model: GraftedModel, example: Example, table: SlotTable | None = None) -> Folded:
@@ -38,29 +54,57 @@ def fold(model: GraftedModel, example: Example, table: SlotTable | None = None) 
     example is compared with that of the grown network; a model for which they differ is refused.
     """
     table = model.table if table is None else table
-    folded = _fold(model, table)
-    difference = _difference(model, table, folded.network, example)
-    if not difference <= TOLERANCE:
-        raise InputError(
-            f"this model cannot be made plain: its output would change by {difference:.2g} of its size, because "
-            f"{', '.join(folded.inserted) or 'it'} is used in a way that a copy with its seed inside does not follow"
-        )
-    return folded
+    expected = _expected(model, table, example)
+    for nest in (True, False):
+        folded = _fold(model, table, nest=nest)
+        try:
+            difference = _difference(expected, folded.network, example)
+        except Exception:
+            # A parent may know the layers of its sequence by name or number: then they have to stay where they are.
+            if nest:
+                continue
+            raise
+        if difference <= TOLERANCE:
+            return folded
+    raise InputError(
+        f"this model cannot be made plain: its output would change by {difference:.2g} of its size, because "
+        f"{', '.join(folded.inserted) or 'it'} is used in a way that a copy with its seed inside does not follow"
+    )
 
 
-def _fold(model: GraftedModel, table: SlotTable) -> Folded:
-    network = _bare_copy(model.host)
-    inserted = {}
+def _fold(model: GraftedModel, table: SlotTable, *, nest: bool) -> Folded:
+    network = bare_copy(model.host)
+    kept = {seed.site.path: seed for seed in kept_seeds(model, table)}
+    insert_kept(network, kept, nest=nest)
+    return Folded(network, kept, nest)
+
+
+def kept_seeds(model: GraftedModel, table: SlotTable) -> list[KeptSeed]:
+    """Copies of the seeds that were kept for good, as `table` says."""
+    kept = []
     for index, site in enumerate(model.sites):
         if table.stage[0, index] == Stage.FOSSILIZED:
             seed = copy.deepcopy(model.slots[index].get_submodule("seed"))
-            alpha = float(table.alpha[0, index])
-            insert_seed(network, site.path, seed if alpha == 1 else Scaled(seed, alpha))
-            inserted[site.path] = (site, seed, alpha)
-    return Folded(network, inserted)
+            blueprint = find_blueprint(site.shape.family, int(table.blueprint[0, index]))
+            kept.append(KeptSeed(site, seed, float(table.alpha[0, index]), site.source_of(blueprint)))
+    return kept
 
 
-def _bare_copy(host: nn.Module) -> nn.Module:
+def insert_kept(network: nn.Module, kept: Mapping[str, KeptSeed], *, nest: bool = True) -> None:
+    """Put seeds, by the path that each sits behind, into a copy of their host; those that refine before the others."""
+    bypasses = []
+    for path, seed in kept.items():
+        module, alpha = seed.module, seed.alpha
+        module = module if alpha == 1 else Scaled(module, alpha)
+        if seed.source is None:
+            insert_seed(network, path, module)
+        else:
+            bypasses.append(Bypass(seed.source, path, module))
+    insert_bypasses(network, bypasses, nest=nest)
+
+
+def bare_copy(host: nn.Module) -> nn.Module:
+    """A copy of a host without slots, seeds or gradients."""
     # Results that a module keeps from its last run hang on their graph, and torch copies no such tensors.
     kept = [value for module in host.modules() for value in vars(module).values()]
     results = {id(value): value.detach().clone() for value in kept if isinstance(value, Tensor) and value.grad_fn}
@@ -73,12 +117,16 @@ def _bare_copy(host: nn.Module) -> nn.Module:
     return network
 
 
-def _difference(model: GraftedModel, table: SlotTable, network: nn.Module, example: Example) -> float:
-    """The largest difference of outputs on the example, relative to the largest output."""
+def _expected(model: GraftedModel, table: SlotTable, example: Example) -> list[Tensor]:
+    """What the host returns with the seeds that were kept, and without the others."""
     unfinished = model.table.occupied[0] & (table.stage[0] != Stage.FOSSILIZED)
     silent = dict.fromkeys(unfinished.nonzero().flatten().tolist(), 0.0)
     with model.override_alphas(silent):
-        expected = _floats(_run(model.host, example))
+        return _floats(_run(model.host, example))
+
+
+def _difference(expected: list[Tensor], network: nn.Module, example: Example) -> float:
+    """The largest difference of outputs on the example, relative to the largest output."""
     got = _floats(_run(network, example))
     if len(expected) != len(got) or any(a.shape != b.shape for a, b in zip(expected, got, strict=True)):
         return float("inf")

@@ -1,6 +1,6 @@
 """Putting a kept seed into a module. This file is copied into emitted code, so it uses nothing but torch."""
 
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -45,40 +45,75 @@ def insert_seed(model: nn.Module, path: str, seed: nn.Module) -> None:
     The seed moves to the device of the submodule.
     """
     module = model.get_submodule(path)
-    seed.to(next((p.device for part in (module, model) for p in part.parameters()), torch.device("cpu")))
+    move_beside(seed, module, model)
     count = sum(name.startswith(SEED_NAME) for name, _ in module.named_children())
-    kind: Any = type(module)
-    if kind.forward is nn.Sequential.forward:
-        module.add_module(seed_name(count), Residual(seed))
+    name = SEED_NAME if count == 0 else f"{SEED_NAME}_{count + 1}"
+    if runs_in_row(module):
+        module.add_module(name, Residual(seed))
         return
-    module.__class__ = grown_class(kind.__base__ if count else kind, count + 1)
-    module.add_module(seed_name(count), seed)
+    grown = make_grown(module)
+    grown.add_module(name, seed)
+    grown.grown_seeds += (name,)
 
 
-def seed_name(index: int) -> str:
-    """What the child is called that holds seed number `index` of a submodule."""
-    return SEED_NAME if index == 0 else f"{SEED_NAME}_{index + 1}"
+def move_beside(seed: nn.Module, *neighbours: nn.Module) -> None:
+    """Move a seed to the device of the first of its neighbours that has weights."""
+    seed.to(next((p.device for part in neighbours for p in part.parameters()), torch.device("cpu")))
+
+
+def original_class(module: nn.Module) -> Any:
+    """The class that a module had before it was grown."""
+    kind: Any = type(module)
+    return kind.grown_from if "grown_from" in vars(kind) else kind
+
+
+def runs_in_row(module: nn.Module) -> bool:
+    """Whether all that a module does is to run its children one after another."""
+    return original_class(module).forward is nn.Sequential.forward
+
+
+def make_grown(module: Any) -> Any:
+    """The module itself, as an instance of the grown subclass of its class."""
+    module.__class__ = grown_class(original_class(module))
+    return module
 
 
 @cache
-def grown_class(kind: Any, seeds: int) -> Any:
-    """The subclass of `kind` whose instances add what their seeds make of it, one after another, to its output."""
+def grown_class(kind: Any) -> Any:
+    """The subclass of `kind` whose instances add what their seeds make of it, one after another, to its output.
 
+    | of an instance | holds |
+    |---|---|
+    | grown_seeds | the names of its children that are seeds |
+    | grown_taps | what hands its input or its output on to seeds elsewhere: see `bypass` |
+    | grown_wires | what such seeds read from, to be emptied when its pass ends, however it ends |
+    """
+
+    @wraps(kind.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        h = kind.forward(self, *args, **kwargs)
-        for index in range(seeds):
-            h = h + getattr(self, seed_name(index))(h).to(h.dtype)
-        return h
+        try:
+            for tap in self.grown_taps:
+                tap.see_input(args, kwargs)
+            h = kind.forward(self, *args, **kwargs)
+            for name in self.grown_seeds:
+                h = h + getattr(self, name)(h).to(h.dtype)
+            for tap in self.grown_taps:
+                tap.see_output(h)
+            return h
+        finally:
+            for wire in self.grown_wires:
+                wire.drop()
 
     def reduce(self: Any, _protocol: Any) -> Any:
         # By the class it was made from: pickle finds classes by name, and this one has no place to be found in.
-        return empty_grown, (kind, seeds), self.__getstate__()
+        return empty_grown, (kind,), self.__getstate__()
 
-    members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__}
-    return type(f"Grown{kind.__name__}", (kind,), members)
+    nothing = {"grown_seeds": (), "grown_taps": (), "grown_wires": ()}
+    members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "grown_from": kind}
+    return type(f"Grown{kind.__name__}", (kind,), members | nothing)
 
 
-def empty_grown(kind: Any, seeds: int) -> Any:
+def empty_grown(kind: Any) -> Any:
     """An instance of the grown subclass of `kind` without anything in it yet, for copying and unpickling."""
-    grown = grown_class(kind, seeds)
+    grown = grown_class(kind)
     return grown.__new__(grown)

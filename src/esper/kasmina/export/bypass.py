@@ -1,0 +1,278 @@
+"""Putting kept bypasses into a network: seeds that read an earlier tensor of the pass and are added to a later one.
+
+Between layers of one sequence the layers that a bypass leads around become one module, which also holds the seed.
+Anywhere else the module that has the tensor hands it on, by a wire, to the one it is added to. This file is copied into
+emitted code, so it uses nothing but torch.
+"""
+
+import inspect
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.export.insert import insert_seed, make_grown, move_beside, original_class, runs_in_row
+from esper.kasmina.joining import fit_positions
+from esper.kasmina.sites import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """A seed between two places of a network: what `path` returns becomes `h + seed(source)`."""
+
+    source: Source
+    path: str
+    seed: nn.Module
+
+
+def insert_bypasses(model: nn.Module, bypasses: Sequence[Bypass], *, nest: bool = True) -> None:
+    """Put all of them into `model`, after the seeds that refine: paths are those that it has before.
+
+    Nesting changes the names of layers in a sequence; without it, everything keeps its place and its name.
+    """
+    places = [_common_row(model, bypass) if nest else None for bypass in bypasses]
+    spans: dict[str, list[Span]] = {}
+    for bypass, place in zip(bypasses, places, strict=True):
+        if place is None:
+            _insert_wired(model, bypass)
+        else:
+            row, start, end = place
+            move_beside(bypass.seed, model.get_submodule(bypass.path), model)
+            spans.setdefault(row, []).append(Span(start, end, bypass.source.changed, bypass.seed))
+    # All are found before any is changed: layers of an outer row take the inner rows with them.
+    rows = [(model.get_submodule(row), _around(model, row), own) for row, own in spans.items()]
+    for layers, around, own in rows:
+        if isinstance(around, Bypassed):
+            around.add(own)
+        else:
+            _nest(layers, own)
+
+
+def _around(model: nn.Module, path: str) -> nn.Module | None:
+    return model.get_submodule(path.rpartition(".")[0]) if path else None
+
+
+def branch_output(seed: nn.Module, source: Tensor, h: Tensor) -> Tensor:
+    """What a seed makes of an earlier tensor, ready to be added to `h`."""
+    return fit_positions(seed(source.to(h)), h).to(h.dtype)
+
+
+# In one sequence: nested modules.
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A seed around the layers `start` to `end - 1` of a row."""
+
+    start: int
+    end: int
+    changed: bool
+    """Whether these layers write into what they are given, so that the seed needs a copy."""
+    seed: nn.Module
+
+
+class Bypassed(nn.Module):
+    """Layers in a row with branches around them: `y = layers(x) + branch(x)`; a branch may also leave out the ends."""
+
+    def __init__(self, layers: nn.Sequential, spans: Iterable[Span]) -> None:
+        super().__init__()
+        self.layers = layers
+        self.branches = nn.ModuleList()
+        self.starts: list[int] = []
+        """For each branch, the layer whose input it reads."""
+        self.ends: list[int] = []
+        """For each branch, the layer before which it is added; their number, if it is added in the end."""
+        self.copies: list[bool] = []
+        """For each branch, whether it needs a copy of what it reads."""
+        self.add(spans)
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Lead more branches around these layers."""
+        for span in spans:
+            self.branches.append(span.seed)
+            self.starts.append(span.start)
+            self.ends.append(span.end)
+            self.copies.append(span.changed)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """What the layers make of `h`, with every branch added where it ends."""
+        read: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            for number, start in enumerate(self.starts):
+                if start == index:
+                    read[number] = h.clone() if self.copies[number] else h
+            h = layer(h)
+            for number, branch in enumerate(self.branches):
+                if self.ends[number] == index + 1:
+                    h = h + branch_output(branch, read.pop(number), h)
+        return h
+
+
+def _common_row(model: nn.Module, bypass: Bypass) -> tuple[str, int, int] | None:
+    """The sequence in which a bypass begins and ends, with the layers around which it leads; None if there is none."""
+    source = bypass.source
+    ends = dict(_places(model, bypass.path, output=True))
+    for row, start in _places(model, source.path, output=source.port == "output"):
+        if start < ends.get(row, 0):
+            return row, start, ends[row]
+    return None
+
+
+def _places(model: nn.Module, path: str, *, output: bool) -> list[tuple[str, int]]:
+    """All names for what a submodule is given, or returns: a sequence, and the layer of it that would be next.
+
+    What the last layer of a sequence returns, the sequence returns, and so on outwards.
+    """
+    found = []
+    module = model.get_submodule(path)
+    if runs_in_row(module):
+        found.append((path, len(module._modules) if output else 0))
+    while path:
+        path, _, name = path.rpartition(".")
+        row = model.get_submodule(path)
+        if not runs_in_row(row):
+            break
+        names = list(row._modules)
+        place = names.index(name) + output
+        found.append((path, place))
+        if place != (len(names) if output else 0):
+            break
+    return found
+
+
+def _nest(row: nn.Module, spans: list[Span]) -> None:
+    """Make one module of the layers of each group of spans that overlap."""
+    layers = [(name, layer) for name, layer in row._modules.items() if layer is not None]
+    names = [name for name, _ in layers]
+    nested: dict[int, tuple[int, str, nn.Module]] = {}
+    for group in _overlapping(spans):
+        start, end = group[0].start, max(span.end for span in group)
+        inner = [Span(span.start - start, span.end - start, span.changed, span.seed) for span in group]
+        module = Bypassed(nn.Sequential(OrderedDict(layers[start:end])), inner)
+        module.training = module.layers.training = row.training
+        name = names[start] if end - start == 1 else f"{names[start]}_to_{names[end - 1]}"
+        nested[start] = (end, name, module)
+    row._modules.clear()
+    index = 0
+    while index < len(layers):
+        following, name, layer = nested.get(index, (index + 1, *layers[index]))
+        row.add_module(name, layer)
+        index = following
+
+
+def _overlapping(spans: Iterable[Span]) -> list[list[Span]]:
+    groups: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if groups and span.start < max(other.end for other in groups[-1]):
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return groups
+
+
+# Anywhere else: wires.
+
+
+class Wire:
+    """Carries a tensor from one place of a forward pass to a later one; passes in other threads do not meet it."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Tensor] = {}
+
+    def __reduce__(self) -> Any:
+        return Wire, ()
+
+    def put(self, tensor: Tensor) -> None:
+        """Hold a tensor until it is taken."""
+        self._held[_pass_id()] = tensor
+
+    def take(self) -> Tensor:
+        """The tensor that was put last; it is held no longer."""
+        key = _pass_id()
+        if key not in self._held:
+            raise RuntimeError("a grown seed was run before the part of the network that it reads from")
+        return self._held.pop(key)
+
+    def drop(self) -> None:
+        """Hold nothing any more."""
+        self._held.pop(_pass_id(), None)
+
+
+def _pass_id() -> int:
+    # A compiler follows one pass, and cannot follow the question.
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
+
+
+class Tap:
+    """Puts an argument of a module, or what it returns, on a wire."""
+
+    def __init__(self, wire: Wire, source: Source, names: Sequence[str]) -> None:
+        self.wire = wire
+        self.output = source.port == "output"
+        self.copies = source.changed
+        # Who calls the module may name the argument or not: either way it is found.
+        self.position, self.name = _both_ways(source.argument, names)
+
+    def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """To be told what the module was called with."""
+        if not self.output:
+            self._put(args[self.position] if self.position < len(args) else kwargs[self.name])
+
+    def see_output(self, output: Any) -> None:
+        """To be told what it returns."""
+        if self.output:
+            self._put(output)
+
+    def _put(self, tensor: Tensor) -> None:
+        self.wire.put(tensor.clone() if self.copies else tensor)
+
+
+def _both_ways(argument: int | str, names: Sequence[str]) -> tuple[int, str]:
+    """Position and name of an argument; one that it does not have is one that nobody uses."""
+    if isinstance(argument, int):
+        return argument, names[argument] if argument < len(names) else ""
+    return names.index(argument) if argument in names else sys.maxsize, argument
+
+
+class Wired(nn.Module):
+    """A seed that reads what comes over a wire; the tensor that it is called with only says what it has to fit."""
+
+    def __init__(self, seed: nn.Module, wire: Wire) -> None:
+        super().__init__()
+        self.seed = seed
+        self.wire = wire
+
+    def forward(self, h: Tensor) -> Tensor:
+        """What is to be added to `h`."""
+        return branch_output(self.seed, self.wire.take(), h)
+
+
+def _insert_wired(model: nn.Module, bypass: Bypass) -> None:
+    wire = Wire()
+    giver = make_grown(model.get_submodule(bypass.source.path))
+    names = [
+        name
+        for name, parameter in list(inspect.signature(original_class(giver).forward).parameters.items())[1:]
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    giver.grown_taps += (Tap(wire, bypass.source, names),)
+    insert_seed(model, bypass.path, Wired(bypass.seed, wire))
+    enclosing = make_grown(_enclosing(model, bypass.source.path, bypass.path))
+    enclosing.grown_wires += (wire,)
+
+
+def _enclosing(model: nn.Module, first: str, second: str) -> nn.Module:
+    """The innermost module that runs both: its pass begins before the source is there and ends after it is used."""
+    common = []
+    for one, other in zip(first.split("."), second.split("."), strict=False):
+        if one != other:
+            break
+        common.append(one)
+    while common and original_class(model.get_submodule(".".join(common))).forward is nn.Module.forward:
+        common.pop()
+    return model.get_submodule(".".join(common))
