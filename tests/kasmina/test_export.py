@@ -1,6 +1,7 @@
 """Grown networks made plain: the same function, without slots, hooks or Esper."""
 
 import copy
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -11,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import Family, GraftedModel, blueprints_of, emit_source, fold, graft
+from esper.kasmina import Family, GraftedModel, blueprints_of, emit_source, find_blueprint, fold, graft
+from esper.kasmina.blueprints import registry
 from esper.kasmina.export.insert import SEED_NAME
+from esper.kasmina.sites import Source
+from esper.kasmina.slot import Slot
 from esper.leyline import InputError, Stage
 
 
@@ -262,6 +266,65 @@ def test_an_export_that_gives_nan_is_refused(spoiled: bool) -> None:
         return
     with pytest.raises(InputError, match="cannot be made plain: its output would change by inf"):
         fold(grafted, x)
+
+
+class ReadingSlot(Slot):
+    """A slot whose seed reads what another submodule is given."""
+
+    def read(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.source = args[0]
+
+    def inject(self, module: nn.Module, args: tuple[Any, ...], h: Any) -> Tensor | None:
+        assert self.seed is not None
+        result: Tensor = h + self.alpha * self.seed(self.source)
+        return result
+
+
+def connected(model: nn.Module, path: str, source: str, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> GraftedModel:
+    """`model` with a bypass from what `source` is given to what `path` returns."""
+    kind = find_blueprint(Family.FEATURES, "mlp")
+    monkeypatch.setitem(registry._REGISTRY, (kind.family, kind.id), dataclasses.replace(kind, reads="far"))
+    grafted = grown(model, {path: "mlp"}, x)
+    site = grafted.sites[0]
+    far = Source(source, "input", 0, site.shape)
+    grafted.growth.sites = (dataclasses.replace(site, sources=(("far", far),)),)
+    slot: Any = grafted.slots[0]
+    slot.__class__ = ReadingSlot
+    module = model.get_submodule(path)
+    module._forward_hooks.clear()
+    module.register_forward_hook(slot.inject)
+    model.get_submodule(source).register_forward_pre_hook(slot.read)
+    return grafted
+
+
+class Numbering(nn.Module):
+    """Runs a sequence in two pieces, and so counts its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers[3:](self.layers[:3](x).tanh())
+        return result
+
+
+@pytest.mark.parametrize(
+    ("make", "prefix", "nested"),
+    [(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))), "", True), (Numbering, "layers.", False)],
+)
+@pytest.mark.parametrize("alpha", [1.0, 0.25])
+def test_a_bypass_is_nested_where_nobody_counts_the_layers(
+    make: Any, prefix: str, nested: bool, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(4, 6)
+    grafted = connected(make(), f"{prefix}2", f"{prefix}1", x, monkeypatch)
+    table = grafted.table.clone()
+    table.alpha[0, 0] = alpha
+    grafted.follow(table)
+    folded = fold(grafted, x)
+    assert folded.nested is nested
+    torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
 
 
 def test_folding_leaves_the_growing_network_alone() -> None:
