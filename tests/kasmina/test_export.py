@@ -27,9 +27,9 @@ def networks() -> dict[Family, tuple[nn.Sequential, str, Tensor]]:
     }
 
 
-def grown(model: nn.Module, fossils: dict[str, str], example: Any) -> GraftedModel:
+def grown(model: nn.Module, fossils: dict[str, str], example: Any, **settings: Any) -> GraftedModel:
     """`model` with these seeds in place, moved away from their start so that they matter."""
-    grafted = graft(model, at=list(fossils), example=example)
+    grafted = graft(model, at=list(fossils), example=example, **settings)
     grafted.plant_fossils(fossils)
     with torch.no_grad():
         for parameter in grafted.slots.parameters():
@@ -264,6 +264,34 @@ def test_an_export_that_gives_nan_is_refused(spoiled: bool) -> None:
         return
     with pytest.raises(InputError, match="cannot be made plain: its output would change by inf"):
         fold(grafted, x)
+
+
+class Numbering(nn.Module):
+    """Runs a sequence in two pieces, and so counts its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers[3:](self.layers[:3](x).tanh())
+        return result
+
+
+@pytest.mark.parametrize(
+    ("make", "prefix", "nested"),
+    [(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))), "", True), (Numbering, "layers.", False)],
+)
+@pytest.mark.parametrize("alpha", [1.0, 0.25])
+def test_a_bypass_is_nested_where_nobody_counts_the_layers(make: Any, prefix: str, nested: bool, alpha: float) -> None:
+    x = torch.randn(4, 6)
+    grafted = grown(make(), {f"{prefix}2": "far_wide"}, x, sources={f"{prefix}2": {"far": f"{prefix}0"}})
+    table = grafted.table.clone()
+    table.alpha[0, 0] = alpha
+    grafted.follow(table)
+    folded = fold(grafted, x)
+    assert folded.nested is nested
+    torch.testing.assert_close(folded.network(x), grafted(x), rtol=0, atol=1e-5)
 
 
 def test_folding_leaves_the_growing_network_alone() -> None:

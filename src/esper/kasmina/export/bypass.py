@@ -194,18 +194,24 @@ class Wire:
     def take(self) -> Tensor:
         """The tensor that was put last; it is held no longer."""
         key = _pass_id()
+        if key not in self._held and len(self._held) == 1:
+            key = next(iter(self._held))  # put by a part of the same pass that is compiled, or is not, unlike this one
         if key not in self._held:
             raise RuntimeError("a grown seed was run before the part of the network that it reads from")
         return self._held.pop(key)
 
     def drop(self) -> None:
-        """Hold nothing any more."""
-        self._held.pop(_pass_id(), None)
+        """Hold nothing of this pass any more."""
+        for key in (_pass_id(), _COMPILED):
+            self._held.pop(key, None)
+
+
+_COMPILED = 0
+"""Stands for the thread of a compiled pass: a compiler cannot follow the question which one it is."""
 
 
 def _pass_id() -> int:
-    # A compiler follows one pass, and cannot follow the question.
-    return 0 if torch.compiler.is_compiling() else threading.get_ident()
+    return _COMPILED if torch.compiler.is_compiling() else threading.get_ident()
 
 
 class Tap:

@@ -1,0 +1,361 @@
+"""Bypasses in exported networks: the same function as with hooks that read and add, in plain modules."""
+
+import copy
+import inspect
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import Site, emit_source
+from esper.kasmina.export.bypass import Bypass, Bypassed, insert_bypasses
+from esper.kasmina.export.fold import Folded, KeptSeed, insert_kept
+from esper.kasmina.export.insert import Scaled, insert_seed
+from esper.kasmina.joining import fit_positions
+from esper.kasmina.sites import Family, SiteShape
+from tests.kasmina.structures import STRUCTURES, WIDTH, Loop, Structure, layers, linear_branch, read, returned
+from tests.kasmina.test_export import assert_runs_without_esper
+
+
+def add_hooks(network: nn.Module, bypasses: list[Bypass], refining: Mapping[str, nn.Module]) -> None:
+    """Do to `network` by hooks what the insertion does: the plain twin of it."""
+    for path, seed in refining.items():
+        network.get_submodule(path).register_forward_hook(lambda _m, _a, h, seed=seed: h + seed(h))
+    held: dict[int, Tensor] = {}
+
+    def join(number: int, _m: nn.Module, _a: Any, h: Tensor) -> Tensor:
+        return h + fit_positions(bypasses[number].seed(held[number]), h)
+
+    def keep_input(number: int, _m: nn.Module, args: Any, kwargs: Any) -> None:
+        argument = bypasses[number].source.argument
+        held[number] = (kwargs[argument] if argument in kwargs else args[0]).clone()
+
+    def keep_output(number: int, _m: nn.Module, _a: Any, h: Tensor) -> None:
+        held[number] = h.clone()
+
+    for number, bypass in enumerate(bypasses):
+        network.get_submodule(bypass.path).register_forward_hook(partial(join, number))
+    for number, bypass in enumerate(bypasses):
+        module = network.get_submodule(bypass.source.path)
+        if bypass.source.port == "input":
+            module.register_forward_pre_hook(partial(keep_input, number), with_kwargs=True)
+        else:
+            module.register_forward_hook(partial(keep_output, number))
+
+
+def insert(
+    structure: Structure, *, nest: bool = True
+) -> tuple[nn.Module, nn.Module, list[tuple[nn.Parameter, nn.Parameter]]]:
+    """The network with everything inserted, its twin with hooks, and their parameters in pairs."""
+    network, bypasses, refining = structure.network(), structure.bypasses(), dict(structure.refining())
+    twin, its_bypasses, its_refining = copy.deepcopy((network, bypasses, refining))
+
+    def parts(network: nn.Module, bypasses: list[Bypass], refining: Mapping[str, nn.Module]) -> nn.ModuleList:
+        return nn.ModuleList([network, *(bypass.seed for bypass in bypasses), *refining.values()])
+
+    pairs = list(
+        zip(
+            parts(network, bypasses, refining).parameters(),
+            parts(twin, its_bypasses, its_refining).parameters(),
+            strict=True,
+        )
+    )
+    add_hooks(twin, its_bypasses, its_refining)
+    for path, seed in refining.items():
+        insert_seed(network, path, seed)
+    insert_bypasses(network, bypasses, nest=nest)
+    return network, twin, pairs
+
+
+@pytest.mark.parametrize("nest", [True, False])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_an_inserted_bypass_computes_and_learns_what_hooks_would(name: str, nest: bool) -> None:
+    structure = STRUCTURES[name]
+    network, twin, pairs = insert(structure, nest=nest)
+    args, kwargs = structure.arguments()
+    output, expected = network(*args, **kwargs), twin(*args, **kwargs)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-6)
+    output.square().sum().backward()
+    expected.square().sum().backward()
+    assert len(pairs) == len(list(network.parameters()))
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+    assert sum(isinstance(module, Bypassed) for module in network.modules()) == (structure.nested if nest else 0)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+    if not nest:
+        assert structure.network().state_dict().keys() <= network.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_programs_and_compiled_graphs_compute_the_same(name: str) -> None:
+    structure = STRUCTURES[name]
+    network = insert(structure)[0].eval()
+    args, kwargs = structure.arguments()
+    expected = network(*args, **kwargs)
+    torch._dynamo.reset()
+    compiled = torch.compile(network, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*args, **kwargs), expected, rtol=0, atol=0)
+    program = torch.export.export(network, args, kwargs, strict=False).module()
+    torch.testing.assert_close(program(*args, **kwargs), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_copies_stand_on_their_own(name: str, copied: Callable[[nn.Module], nn.Module]) -> None:
+    structure = STRUCTURES[name]
+    network = insert(structure)[0]
+    args, kwargs = structure.arguments()
+    expected = network(*args, **kwargs)
+    again = copied(network)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    torch.testing.assert_close(again(*args, **kwargs), expected, rtol=0, atol=0)
+    network.load_state_dict(again.state_dict())
+    torch.testing.assert_close(network(*args, **kwargs), expected, rtol=0, atol=0)
+
+
+def bypass(source: str, path: str, **options: Any) -> Bypass:
+    return Bypass(read(source, **options), path, linear_branch())
+
+
+def test_an_argument_is_found_by_place_and_by_name() -> None:
+    network, x, shift = Loop(), torch.randn(5, WIDTH), torch.randn(5, WIDTH)
+    to_head = partial(linear_branch, outputs=3)
+    insert_bypasses(
+        network, [Bypass(read("", "shift"), "head", to_head()), Bypass(read("", 0), "blocks.3", linear_branch())]
+    )
+    expected = network(x, shift)
+    assert torch.equal(network(x=x, shift=shift), expected)
+    assert torch.equal(network(x, shift=shift), expected)
+
+
+class Failing(nn.Module):
+    """Raises, if it is told to, and notes what it was given."""
+
+    fails = False
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.fails:
+            raise ValueError("no more")
+        return h * 1
+
+
+class Passing(nn.Module):
+    """What its first layer is given is not kept by anything but a wire."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(WIDTH, WIDTH), middle, nn.Linear(WIDTH, WIDTH)
+        self.seen: list[weakref.ref[Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x * 2
+        self.seen.append(weakref.ref(h))
+        result: Tensor = self.last(self.middle(self.first(h)))
+        return result
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_stays_alive_after_a_pass_even_if_it_fails(fails: bool) -> None:
+    middle = Failing()
+    middle.fails = fails
+    network = Passing(middle)
+    insert_bypasses(network, [bypass("first", "last")])
+    with torch.no_grad():
+        if fails:
+            with pytest.raises(ValueError, match="no more"):
+                network(torch.randn(5, WIDTH))
+        else:
+            network(torch.randn(5, WIDTH))
+    assert network.seen[0]() is None
+    middle.fails = False
+    assert torch.equal(network(x := torch.randn(5, WIDTH)), network(x))
+
+
+class Meeting(nn.Module):
+    """Waits until as many threads are here as there are to be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(2)
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.barrier.wait(timeout=30)
+        return h
+
+
+def test_passes_in_several_threads_do_not_meet() -> None:
+    network = Passing(nn.Identity())
+    insert_bypasses(network, [bypass("first", "last")])
+    inputs = [torch.randn(5, WIDTH) for _ in range(2)]
+    expected = [network(x) for x in inputs]
+    network.middle = Meeting()
+    outputs: dict[int, Tensor] = {}
+
+    def run(index: int) -> None:
+        outputs[index] = network(inputs[index])
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(2):
+        assert torch.equal(outputs[index], expected[index])
+
+
+class Broken(nn.Module):
+    """A compiler cannot follow it, and runs it as it is."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return h.relu()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_pass_that_is_compiled_in_pieces_finds_its_tensors() -> None:
+    network = Passing(nn.Identity())
+    network.first = nn.Sequential(Broken(), nn.Linear(WIDTH, WIDTH))  # type: ignore[assignment]
+    insert_bypasses(network, [bypass("first", "last"), bypass("first.1", "last")])
+    x = torch.randn(5, WIDTH)
+    expected = network(x)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(network, backend="eager")(x), expected, rtol=0, atol=0)
+
+
+def test_a_seed_kept_before_it_was_blended_in_counts_as_much_as_then() -> None:
+    x, seed = torch.randn(5, WIDTH), linear_branch()
+    for network, path in ((layers(3), "2"), (Passing(nn.Tanh()), "last")):
+        bare = network(x)
+        first = next(name for name, _ in network.named_children())
+        insert_bypasses(network, [Bypass(read(first), path, Scaled(seed, 0.25))])
+        given = x if isinstance(network, nn.Sequential) else 2 * x
+        torch.testing.assert_close(network(x), bare + 0.25 * seed(given))
+
+
+def test_sequences_around_and_modes_stay_as_they_were() -> None:
+    network = layers().eval()
+    insert_bypasses(network, [bypass("2", "4")])
+    assert [name for name, _ in network.named_children()] == ["0", "1", "2_to_4", "5"]
+    modes = {name: module.training for name, module in network.named_modules() if "branches" not in name}
+    assert "2_to_4.layers.3" in modes
+    assert not any(modes.values())
+
+
+def test_an_export_can_be_grown_again_inside_and_around_what_grew() -> None:
+    x = torch.randn(5, WIDTH)
+    network: nn.Module = layers()
+    insert_bypasses(network, [bypass("1", "3")])
+    rounds = [
+        (
+            [("1_to_3.layers.2", "1_to_3.layers.3"), ("1_to_3.layers.1", "1_to_3.layers.2")],
+            ["1_to_3.layers.1", "1_to_3"],
+        ),
+        ([("0", "4"), ("1_to_3.layers.2", "5")], ["0", "1_to_3"]),
+        ([("0_to_4", "5")], ["0_to_4.layers.1_to_3.layers.1"]),
+    ]
+    for pairs, refined in rounds:
+        bypasses, refining = [bypass(*pair) for pair in pairs], {path: linear_branch() for path in refined}
+        twin, its_bypasses, its_refining = copy.deepcopy((network, bypasses, refining))
+        add_hooks(twin, its_bypasses, its_refining)
+        for path, seed in refining.items():
+            insert_seed(network, path, seed)
+        insert_bypasses(network, bypasses)
+        network = pickle.loads(pickle.dumps(network))
+        torch.testing.assert_close(network(x), twin(x), rtol=0, atol=1e-5)
+
+
+def test_a_wired_export_can_be_grown_again() -> None:
+    x = torch.randn(5, WIDTH)
+    network: nn.Module = Loop()
+    for pair in (
+        ("blocks.0", "blocks.2"),
+        ("blocks.0", "blocks.2"),
+        ("blocks.2", "blocks.3"),
+        ("blocks.2", "blocks.2"),
+    ):
+        added, seed = bypass(*pair), linear_branch()
+        twin, its, its_seed = copy.deepcopy((network, added, seed))
+        add_hooks(twin, [its], {"blocks.1": its_seed})
+        insert_seed(network, "blocks.1", seed)
+        insert_bypasses(network, [added])
+        network = pickle.loads(pickle.dumps(network))
+        torch.testing.assert_close(network(x), twin(x), rtol=0, atol=1e-5)
+    names = {name.split(".")[2] for name in network.state_dict() if name.startswith("blocks.2.grown_seed")}
+    assert names == {"grown_seed", "grown_seed_2", "grown_seed_3"}
+
+
+class FeatureBranch(nn.Module):
+    """A seed as blueprints make them, from the shape of its site."""
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(site.width, 4), nn.Linear(4, site.width)
+
+    def forward(self, source: Tensor) -> Tensor:
+        result: Tensor = self.out(self.hidden(source).relu())
+        return result
+
+
+def kept(path: str, source: Any, alpha: float = 1.0) -> KeptSeed:
+    shape = SiteShape(Family.FEATURES, WIDTH)
+    return KeptSeed(Site(path, "r0c0", shape, torch.float32), FeatureBranch(shape), alpha, source)
+
+
+KEPT: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, Any]]]] = {
+    "layers": (layers, [("3", read("1")), ("4", returned("2")), ("0", None)]),
+    "Loop": (Loop, [("blocks.2", read("", "x")), ("blocks.3", returned("blocks.0", changed=True)), ("blocks.1", None)]),
+}
+
+
+def folded(name: str, *, nest: bool) -> Folded:
+    """A network of `KEPT` with its seeds, the second of which counts half."""
+    make, places = KEPT[name]
+    seeds = {path: kept(path, source, alpha) for (path, source), alpha in zip(places, (1, 0.5, 1), strict=True)}
+    network = make()
+    insert_kept(network, seeds, nest=nest)
+    return Folded(network, seeds, nest)
+
+
+@pytest.mark.parametrize("nest", [True, False])
+@pytest.mark.parametrize("name", KEPT)
+def test_emitted_code_rebuilds_bypasses(name: str, nest: bool) -> None:
+    export = folded(name, nest=nest)
+    source = emit_source(export, "grown.pt")
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(source, "emitted", "exec", dont_inherit=True), names)
+    assert "esper." not in source
+    rebuilt = names["grow"](KEPT[name][0]())
+    rebuilt.load_state_dict(export.network.state_dict())
+    x = torch.randn(5, WIDTH)
+    torch.testing.assert_close(rebuilt(x), export.network(x), rtol=0, atol=0)
+
+
+def test_emitted_bypasses_run_where_esper_cannot_be_imported(tmp_path: Path) -> None:
+    export, x = folded("Loop", nest=True), torch.randn(5, WIDTH)
+    (tmp_path / "grown.py").write_text(emit_source(export, "grown.pt"))
+    (tmp_path / "host.py").write_text(
+        f"import torch\nfrom torch import Tensor, nn\nWIDTH = {WIDTH}\n{inspect.getsource(Loop)}"
+    )
+    torch.save(export.network.state_dict(), tmp_path / "grown.pt")
+    torch.save({"x": x, "y": export.network(x).detach()}, tmp_path / "pair.pt")
+    script = """
+import pickle
+import torch
+from grown import grow
+from host import Loop
+model = grow(Loop())
+model.load_state_dict(torch.load("grown.pt", weights_only=True))
+pair = torch.load("pair.pt", weights_only=True)
+assert torch.equal(model(pair["x"]), pair["y"])
+assert torch.equal(pickle.loads(pickle.dumps(model))(pair["x"]), pair["y"])
+"""
+    assert_runs_without_esper(script, tmp_path)
