@@ -106,6 +106,7 @@ def test_programs_and_compiled_graphs_compute_the_same(name: str) -> None:
     torch.testing.assert_close(program(*args, **kwargs), expected, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own packages
 @pytest.mark.parametrize(
     "name", ["two that overlap", "a loop over a list", "series with strides that do not come out even"]
 )
