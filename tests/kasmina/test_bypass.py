@@ -106,6 +106,24 @@ def test_programs_and_compiled_graphs_compute_the_same(name: str) -> None:
     torch.testing.assert_close(program(*args, **kwargs), expected, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own packages
+@pytest.mark.parametrize(
+    "name", ["two that overlap", "a loop over a list", "series with strides that do not come out even"]
+)
+def test_onnx_computes_the_same(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    structure = STRUCTURES[name]
+    network = insert(structure)[0].eval()
+    (x,), _ = structure.arguments()
+    program = torch.export.export(network, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    written: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+    written.save(tmp_path / "grown.onnx")
+    session = runtime.InferenceSession(tmp_path / "grown.onnx")
+    (output,) = session.run(None, {session.get_inputs()[0].name: x[:2].numpy()})
+    torch.testing.assert_close(torch.from_numpy(output), network(x[:2]).detach(), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_copies_stand_on_their_own(name: str, copied: Callable[[nn.Module], nn.Module]) -> None:
