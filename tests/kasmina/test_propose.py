@@ -1,4 +1,4 @@
-"""Places to grow that a model is proposed: behind its blocks, never behind its output."""
+"""Places to grow that a model is proposed: behind its blocks, before their activations, and at its output."""
 
 import pytest
 import torch
@@ -53,18 +53,29 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+def convolutions() -> nn.Sequential:
+    blocks = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(5)]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(243, 4))
+
+
 @pytest.mark.parametrize(
     ("model", "example", "count", "expected"),
     [
-        (mlp(), torch.randn(2, 6), 3, ["2", "4"]),
+        (mlp(), torch.randn(2, 6), None, ["1", "2", "3", "4", "5"]),
+        (mlp(), torch.randn(2, 6), 3, ["2", "4", "5"]),
         (mlp(), torch.randn(2, 6), 1, ["4"]),
-        (Staged(), torch.randn(2, 3, 9, 9), 4, ["stages.0", "stages.1", "stages.2", "stages.3"]),
+        (Staged(), torch.randn(2, 3, 9, 9), 5, ["stages.0", "stages.1", "stages.2", "stages.3", "head"]),
         (Staged(), torch.randn(2, 3, 9, 9), 2, ["stages.1", "stages.3"]),
-        (Layers(), torch.randint(7, (2, 4)), 3, ["embed", "mix"]),
-        (nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), 3, ["0"]),
+        (Staged(), torch.randn(2, 3, 9, 9), None, ["stages.0", "stages.2", "stages.3", "head"]),
+        (Layers(), torch.randint(7, (2, 4)), None, ["embed", "mix", "out"]),
+        (nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), None, ["0"]),
+        (convolutions(), torch.randn(2, 3, 9, 9), None, ["1.1", "1", "2.1", "2", "4.1", "4", "6"]),
+        (convolutions(), torch.randn(2, 3, 9, 9), 4, ["1", "2", "4", "6"]),
     ],
 )
-def test_blocks_are_proposed_in_order(model: nn.Module, example: Tensor, count: int, expected: list[str]) -> None:
+def test_blocks_are_proposed_in_order(
+    model: nn.Module, example: Tensor, count: int | None, expected: list[str]
+) -> None:
     assert propose_sites(model, example, count) == expected
     graft(model, at=expected, example=example)
 

@@ -25,6 +25,7 @@ from esper.kasmina.seed_state import leave_out_seeds
 from esper.kasmina.sites import Family, SiteShape, Source
 from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, check_snapshot, restore_snapshot, take_snapshot
+from esper.kasmina.sources import Sources
 from esper.kasmina.table import NOT_MEASURED, SlotTable
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "SlotView",
     "Snapshot",
     "Source",
+    "Sources",
     "Transitions",
     "act",
     "action_masks",

@@ -8,20 +8,37 @@ from torch import nn
 from esper.kasmina.probe import Candidate, Example, survey, unclear_sites
 from esper.leyline import InputError
 
+_BLOCKS = 3
+"""How many blocks are proposed unless there are more places to fill."""
 
-def propose_sites(model: nn.Module, example: Example, count: int) -> list[str]:
-    """Up to `count` submodules behind which slots make sense, in the order in which the model runs them.
 
-    Those are the blocks that a model repeats, or else its layers, without the one that makes its output.
+def propose_sites(model: nn.Module, example: Example, count: int | None = None) -> list[str]:
+    """Submodules behind which slots make sense, in the order in which the model runs them; `count` of them at most.
+
+    Those are the blocks that a model repeats, or else its layers, spread over its depth: behind their activation and,
+    where a branch widens their own layer, in front of it; and the submodule that makes the model's output. If `count`
+    asks for fewer, the blocks come first, then the output; if it asks for more, there are more blocks.
     """
     candidates = survey(model, example)
     useful = [candidate for candidate in candidates if not candidate.returned] or candidates
     blocks = _repeated(model, useful) or _layers(useful)
     if not blocks:
         raise InputError(f"no place to grow was found: {_what_is_missing(model, example, useful)}")
-    chosen = [blocks[round((index + 1) * len(blocks) / count) - 1] for index in range(count)]
-    settled = [_behind_activation(block, useful).path for block in (chosen if len(blocks) > count else blocks)]
-    return list(dict.fromkeys(settled))
+    known = {candidate.path: candidate for candidate in candidates}
+    wanted = len(candidates) if count is None else count
+    outputs = [candidate.path for candidate in candidates if candidate.returned][:1]
+    for number in range(min(_BLOCKS, wanted, len(blocks)), len(blocks) + 1):
+        chosen = [_behind_activation(block, useful) for block in _spread(blocks, number)]
+        inner = [path for block in chosen if (path := _before_activation(block, useful)) in known]
+        paths = dict.fromkeys([*(block.path for block in chosen), *outputs, *inner])
+        if len(paths) >= wanted or count is None:
+            break
+    picked = set(list(paths)[:wanted])
+    return [path for path in known if path in picked]
+
+
+def _spread(blocks: Sequence[Candidate], count: int) -> list[Candidate]:
+    return [blocks[round((index + 1) * len(blocks) / count) - 1] for index in range(count)]
 
 
 def _what_is_missing(model: nn.Module, example: Example, candidates: Sequence[Candidate]) -> str:
@@ -88,3 +105,17 @@ def _behind_activation(block: Candidate, candidates: Sequence[Candidate]) -> Can
             break
         place = follower
     return place
+
+
+def _before_activation(block: Candidate, candidates: Sequence[Candidate]) -> str:
+    """The submodule whose output the activation at the end of a block is given; "" if it does not end in one."""
+    parent = block.path.rpartition(".")[0]
+    if isinstance(block.module, nn.Sequential) and len(block.module) > 1:
+        *_, before, last = block.module.named_children()
+        return f"{block.path}.{before[0]}" if _is_activation(last[1]) else ""
+    earlier = [other.path for other in candidates[: candidates.index(block)] if other.path.rpartition(".")[0] == parent]
+    return earlier[-1] if _is_activation(block.module) and earlier else ""
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return type(module).__module__ == nn.ReLU.__module__ and not any(True for _ in module.parameters())

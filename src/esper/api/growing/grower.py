@@ -33,6 +33,7 @@ from esper.api.growing.setup import (
 from esper.api.growing.watch import OptimizerWatch, Watched
 from esper.api.growing.wrappers import unwrapped
 from esper.kasmina import (
+    Sources,
     check_actions,
     find_blueprint,
     graft,
@@ -76,6 +77,7 @@ class Grower:
     | epochs | how often `step` will be called; without it, seeds may be germinated at any time |
     | price | what adding as many parameters as the model has costs, in units of score |
     | schedulers | learning-rate schedulers, to be saved and rolled back with the model |
+    | sources | other tensors than usual for bypasses to read, as in `{"blocks.2": {"far": "stem"}}`; see `graft` |
     | seed | where the initial weights of seeds and the dice of the controller come from; torch's seed if not given |
     | hub | told about every move, as the episodes of `esper train` tell theirs |
 
@@ -98,6 +100,7 @@ class Grower:
         epochs: int | None = None,
         price: float = DEFAULT_PRICE,
         schedulers: Sequence[LRScheduler] = (),
+        sources: Sources | None = None,
         seed: int | None = None,
         hub: Hub | None = None,
     ) -> None:
@@ -121,6 +124,7 @@ class Grower:
             budget=self._limits.params,
             generator=torch.Generator().manual_seed(self._seed),
             seed_groups="joined",
+            sources=sources,
         )
         """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
         self._may_plant = may_plant(self._controller, self._limits, self.grafted)

@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.api.growing.budget import Budget, Limits
 from esper.kasmina import UNLIMITED, GraftedModel, propose_sites
-from esper.leyline import DEFAULT_NUM_SLOTS, EPOCHS_TO_DECIDE, InputError
+from esper.leyline import EPOCHS_TO_DECIDE, InputError
 from esper.nissa import Hub
 from esper.tamiyo import Controller, Never, controller_names, make_controller
 from esper.tolaria.reporting import EpisodeReporter
@@ -78,7 +78,7 @@ def chosen_sites(
     if isinstance(at, str):
         if at != "auto":
             raise InputError(f"`at` must list submodule names, as in at=['layer1'], or be 'auto'; got {at!r}")
-        at = propose_sites(host, example, wanted or DEFAULT_NUM_SLOTS)
+        at = propose_sites(host, example, wanted)
     if wanted is not None and len(at) != wanted:
         raise InputError(f"this controller was trained for {wanted} slots; here are {len(at)}: {', '.join(at)}")
     return at
