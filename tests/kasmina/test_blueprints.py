@@ -1,13 +1,23 @@
-"""Blueprints: nine per family, born without effect, learning from the first step, priced by what they are."""
+"""Blueprints: several per family, born without effect, learning from the first step, priced by what they are."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import Blueprint, Catalogue, Family, SiteShape, blueprint, blueprints_of, find_blueprint
+from esper.kasmina import (
+    Blueprint,
+    Catalogue,
+    Family,
+    SiteShape,
+    blueprint,
+    blueprints_of,
+    find_blueprint,
+    num_blueprints,
+)
 from esper.kasmina.blueprints import registry
 from esper.kasmina.flops import count_flops
 from esper.leyline import InputError
+from tests.catalogues import one_more_kind
 
 EXTENTS = {Family.CONV2D: (6, 5), Family.CONV1D: (9,), Family.FEATURES: (7,)}
 FAR_EXTENTS = {Family.CONV2D: (12, 10), Family.CONV1D: (36,), Family.FEATURES: (7,)}
@@ -25,11 +35,24 @@ CASES = [pytest.param(entry, width, id=f"{entry.family}-{entry.name}-{width}") f
 each_blueprint = pytest.mark.parametrize(("entry", "width"), CASES)
 
 
-def test_every_family_has_nine_blueprints_that_differ_in_price() -> None:
+def test_every_family_has_at_least_five_blueprints_without_gaps_that_differ_in_price() -> None:
     for family in Family:
         entries = blueprints_of(family)
-        assert [entry.id for entry in entries] == list(range(1, 10))
-        assert len({entry.cost(site_of(entry, 16)).params for entry in entries}) == len(entries)
+        assert [entry.id for entry in entries] == list(range(1, len(entries) + 1))
+        assert len({entry.cost(site_of(entry, 16)).params for entry in entries}) == len(entries) >= 5
+
+
+def test_the_number_of_blueprints_is_that_of_the_largest_family_and_others_lack_the_rest() -> None:
+    before = num_blueprints()
+    assert before == max(len(blueprints_of(family)) for family in Family)
+    with one_more_kind(Family.FEATURES) as kind:
+        assert num_blueprints() == max(before, kind.id)
+        both = Catalogue.of([SiteShape(Family.FEATURES, 8), SiteShape(Family.CONV1D, 8, (9,))])
+        assert both.fits.shape == both.params.shape == both.flops.shape == (2, num_blueprints())
+        assert both.fits[0, kind.id - 1]
+        assert int(both.params[0, kind.id - 1]) == 8
+        assert not both.fits[1, len(blueprints_of(Family.CONV1D)) :].any()
+    assert num_blueprints() == before
 
 
 @each_blueprint
@@ -146,7 +169,8 @@ class Nothing(nn.Module):
 @pytest.mark.parametrize(
     ("place", "name", "replace", "message"),
     [
-        (6, "mine", False, "outside 1..5"),
+        (0, "mine", False, "leave a gap in features; its next id is"),
+        (99, "mine", False, "leave a gap in features; its next id is"),
         (2, "mine", False, "replace=True"),
         (2, "norm", True, "already"),
     ],

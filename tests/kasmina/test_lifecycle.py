@@ -19,9 +19,10 @@ from esper.kasmina import (
     action_masks,
     begin_epoch,
     end_epoch,
+    num_blueprints,
 )
 from esper.kasmina.lifecycle import move
-from esper.leyline import NUM_BLENDS, NUM_BLUEPRINTS, TRANSITIONS, Blend, IllegalActionError, InputError, Op, Stage
+from esper.leyline import NUM_BLENDS, TRANSITIONS, Blend, IllegalActionError, InputError, Op, Stage
 from tests.kasmina.builders import evidence_for
 
 ActionRow = tuple[int, int, int, int]
@@ -208,7 +209,7 @@ def joint_actions(masks: ActionMasks) -> set[ActionRow]:
 
 
 EVERYTHING: list[ActionRow] = list(
-    itertools.product(range(2), range(NUM_BLUEPRINTS), range(NUM_BLENDS), range(len(Op)))
+    itertools.product(range(2), range(num_blueprints()), range(NUM_BLENDS), range(len(Op)))
 )
 
 

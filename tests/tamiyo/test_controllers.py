@@ -191,6 +191,7 @@ def test_the_heuristic_does_not_try_what_costs_more_rent_than_it_allows() -> Non
     assert decide(situation, **numbers, max_rent=rents[3] + 1e-6)[1] == 3
     assert decide(situation, **numbers, max_rent=rents[1] + 1e-6)[1] == 1
     assert decide(situation, **numbers, max_rent=rents[1] - 1e-6)[3] == Op.WAIT
+    assert decide(situation, order=(99,), time_needed=0.0)[3] == Op.WAIT  # no such blueprint here
 
 
 def test_the_heuristic_plants_in_the_first_slot_where_the_rent_is_low_enough() -> None:

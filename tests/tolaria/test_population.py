@@ -11,6 +11,7 @@ from torch import Tensor
 from esper.leyline import IllegalActionError, InputError, Op
 from esper.tamiyo import Random
 from esper.tolaria import EpisodeSettings, Population, TrackerSettings
+from tests.catalogues import one_more_kind
 from tests.worlds import host_task, tiny_task
 
 EXECUTORS = ["loop", "stacked"]
@@ -212,3 +213,18 @@ def test_the_loss_of_the_committed_network_is_told_at_the_end(executor: str) -> 
     assert final.tolist() == population.executor.measure(population.task.splits().val).loss.tolist()
     assert final[0] != seen[0]  # its seed was blended, and is dropped
     assert final[1] == pytest.approx(float(seen[1]))
+
+
+def test_a_population_of_another_catalogue_is_refused_and_changes_nothing() -> None:
+    population = Population(tiny_task(), 1, executor="loop")
+    population.start([0])
+    state = population.state_dict()
+    with one_more_kind():
+        other = Population(tiny_task(), 1, executor="loop")
+        other.start([1])
+        with pytest.raises(InputError, match="the saved population was made with another catalogue"):
+            other.load_state_dict(state)
+        assert not all(map(torch.equal, weights(other, 0), weights(population, 0)))
+    del state["catalogue"]
+    with pytest.raises(InputError, match="does not say with which blueprints"):
+        population.load_state_dict(state)

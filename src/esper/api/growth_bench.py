@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from esper.api.statistics import Estimate
-from esper.kasmina import build_host
-from esper.leyline import NUM_BLUEPRINTS, InputError
+from esper.kasmina import build_host, num_blueprints
+from esper.leyline import InputError
 from esper.tamiyo import Never, Planting, Schedule, make_controller, run_episode, run_episodes
 from esper.tolaria import EpisodeResult, Task
 
@@ -130,4 +130,6 @@ def _random_plantings(dice: random.Random, num_slots: int) -> tuple[Planting, ..
     """One to all slots planted, each at its own step; blueprints that do not fit are passed over at run time."""
     slots = sorted(dice.sample(range(num_slots), dice.randint(1, num_slots)))
     steps = dice.sample(range(_LAST_PLANTING_STEP), len(slots))
-    return tuple(Planting(step, slot, dice.randrange(NUM_BLUEPRINTS)) for step, slot in zip(steps, slots, strict=True))
+    return tuple(
+        Planting(step, slot, dice.randrange(num_blueprints())) for step, slot in zip(steps, slots, strict=True)
+    )

@@ -1,6 +1,15 @@
 """Kasmina: what grows. Blueprints, slots, their lifecycle and legality, blending, isolation, hosts and grafting."""
 
-from esper.kasmina.blueprints import Blueprint, Cost, blueprint, blueprints_of, find_blueprint
+from esper.kasmina.blueprints import (
+    Blueprint,
+    Cost,
+    blueprint,
+    blueprints_of,
+    catalogue_names,
+    check_catalogue,
+    find_blueprint,
+    num_blueprints,
+)
 from esper.kasmina.export import Folded, emit_source, fold
 from esper.kasmina.graft import GraftedModel, graft
 from esper.kasmina.growth import Site
@@ -55,7 +64,9 @@ __all__ = [
     "blueprint",
     "blueprints_of",
     "build_host",
+    "catalogue_names",
     "check_actions",
+    "check_catalogue",
     "check_initialised",
     "check_snapshot",
     "drop_unfinished",
@@ -67,6 +78,7 @@ __all__ = [
     "host",
     "host_names",
     "leave_out_seeds",
+    "num_blueprints",
     "plain_network",
     "plant_fossils",
     "propose_sites",

@@ -7,13 +7,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints import blueprints_of
+from esper.kasmina.blueprints import blueprints_of, num_blueprints
 from esper.kasmina.sites import SiteShape
 from esper.kasmina.table import SlotTable
 from esper.leyline import (
     MEASUREMENTS_BEFORE_CULL,
     NUM_BLENDS,
-    NUM_BLUEPRINTS,
     NUM_OPS,
     OP_TARGETS,
     TRANSITIONS,
@@ -37,7 +36,7 @@ class Catalogue:
     @classmethod
     def of(cls, sites: Sequence[SiteShape]) -> Self:
         """The catalogue of a host with these sites."""
-        shape = (len(sites), NUM_BLUEPRINTS)
+        shape = (len(sites), num_blueprints())
         catalogue = cls(torch.zeros(shape, dtype=torch.bool), *torch.zeros((2, *shape), dtype=torch.int64))
         for slot, site in enumerate(sites):
             for blueprint in blueprints_of(site.family):
@@ -70,7 +69,7 @@ class ActionMasks:
         """`[N]` bool: whether each row of `actions [N, 4]`, its columns in `HEAD_NAMES` order, is legal."""
         slot, blueprint, blend, op = actions.unbind(1)
         in_range = (actions >= 0).all(1) & (op < NUM_OPS) & (slot < self.slot.shape[2])
-        in_range &= (blueprint < NUM_BLUEPRINTS) & (blend < NUM_BLENDS)
+        in_range &= (blueprint < self.blueprint.shape[2]) & (blend < NUM_BLENDS)
         slot, blueprint, op = (column.where(in_range, 0) for column in (slot, blueprint, op))
         host = torch.arange(len(actions))
         irrelevant_unset = torch.where(op == Op.GERMINATE, True, (blueprint == 0) & (blend == 0))

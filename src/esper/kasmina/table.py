@@ -7,7 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from esper.leyline import NO_BLUEPRINT, NUM_BLENDS, NUM_BLUEPRINTS, OCCUPIED_STAGES, InputError, Stage
+from esper.kasmina.blueprints import num_blueprints
+from esper.leyline import NO_BLUEPRINT, NUM_BLENDS, OCCUPIED_STAGES, InputError, Stage
 
 NOT_MEASURED = float("nan")
 _COUNTS = ("epochs_in_stage", "blend_epoch", "pauses", "measurements", "params")
@@ -25,7 +26,7 @@ class SlotTable:
     alpha: Tensor
     """Blending weight in the epoch to come."""
     blueprint: Tensor
-    """Blueprint ids 1 to 5; 0 where the slot is empty."""
+    """Blueprint ids from 1 on; 0 where the slot is empty."""
     blend: Tensor
     """Blend codes of the seeds."""
     epochs_in_stage: Tensor
@@ -71,7 +72,7 @@ class SlotTable:
         return table
 
     def _check_values(self) -> None:
-        limits = {"stage": len(Stage) - 1, "alpha": 1, "blueprint": NUM_BLUEPRINTS, "blend": NUM_BLENDS - 1}
+        limits = {"stage": len(Stage) - 1, "alpha": 1, "blueprint": num_blueprints(), "blend": NUM_BLENDS - 1}
         limits |= dict.fromkeys(_COUNTS, _MOST)
         for name, most in limits.items():
             column = getattr(self, name)

@@ -25,7 +25,6 @@ from esper.leyline.constants import (
     MAX_BLEND_PAUSES,
     MEASUREMENTS_BEFORE_CULL,
     NO_BLUEPRINT,
-    NUM_BLUEPRINTS,
     TRAINING_EPOCHS,
 )
 from esper.leyline.errors import (
@@ -34,6 +33,7 @@ from esper.leyline.errors import (
     IllegalActionError,
     InputError,
     InvalidStateMachineError,
+    OtherCatalogueError,
     TrainingFailedError,
     WorkerError,
     unknown_name,
@@ -115,7 +115,6 @@ __all__ = [
     "MIN_RATIO",
     "NO_BLUEPRINT",
     "NUM_BLENDS",
-    "NUM_BLUEPRINTS",
     "NUM_OPS",
     "OCCUPIED_STAGES",
     "OP_TARGETS",
@@ -142,6 +141,7 @@ __all__ = [
     "InvalidStateMachineError",
     "Mover",
     "Op",
+    "OtherCatalogueError",
     "SeedTelemetry",
     "Severity",
     "SlotConfig",

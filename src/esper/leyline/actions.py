@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 from esper.leyline.checks import check_field_types
-from esper.leyline.constants import HEAD_NAMES, NUM_BLUEPRINTS
+from esper.leyline.constants import HEAD_NAMES
 from esper.leyline.errors import InputError
 from esper.leyline.stages import Stage
 
@@ -45,15 +45,14 @@ class Action:
     op: Op = Op.WAIT
     slot: int = 0
     blueprint: int = 0
-    """Index of the blueprint head, 0 to 4; the blueprint id in tables and observations is this plus one."""
+    """Index of the blueprint head, from 0 on; the blueprint id in tables and observations is this plus one."""
     blend: Blend = Blend.LINEAR
 
     def __post_init__(self) -> None:
         check_field_types(self)
-        if self.slot < 0:
-            raise InputError(f"action slot {self.slot} is negative")
-        if not 0 <= self.blueprint < NUM_BLUEPRINTS:
-            raise InputError(f"action blueprint {self.blueprint} is outside 0..{NUM_BLUEPRINTS - 1}")
+        for name in ("slot", "blueprint"):
+            if getattr(self, name) < 0:
+                raise InputError(f"action {name} {getattr(self, name)} is negative")
 
     def to_dict(self) -> dict[str, int]:
         """Plain integers keyed in `HEAD_NAMES` order, the column order of `actions [N, 4]`."""

@@ -5,10 +5,8 @@ from typing import Final
 HEAD_NAMES: Final[tuple[str, ...]] = ("slot", "blueprint", "blend", "op")
 """Storage order of the action heads: the columns of `actions [N, 4]`, and of every per-head loop."""
 
-NUM_BLUEPRINTS: Final = 9
-"""Blueprints per family; the observation has this many places."""
 NO_BLUEPRINT: Final = 0
-"""Blueprint id of an empty slot; seeds carry ids 1 to `NUM_BLUEPRINTS`."""
+"""Blueprint id of an empty slot; seeds carry ids from 1 on."""
 DEFAULT_NUM_SLOTS: Final = 3
 
 DEFAULT_GAMMA: Final = 0.995

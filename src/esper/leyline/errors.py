@@ -15,6 +15,10 @@ class DamagedFileError(InputError):
     """A file is cut short, altered, or not what it should be; nothing was changed by reading it."""
 
 
+class OtherCatalogueError(InputError):
+    """A file was made with other blueprints than are registered here; nothing was changed by reading it."""
+
+
 class IllegalActionError(EsperError, ValueError):
     """An action or transition is not legal in the present state; the state is unchanged."""
 

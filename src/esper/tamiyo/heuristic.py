@@ -38,7 +38,7 @@ class HeuristicSettings:
     max_rent: float = 0.015
     """A seed whose rent would be higher than this is not tried."""
     order: tuple[int, ...] = (3, 4, 1, 2, 0)
-    """In which order blueprints (head indices) are tried."""
+    """In which order blueprints (head indices) are tried; those that are not listed are not tried."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.stall_epochs < HISTORY:
@@ -117,7 +117,7 @@ class Heuristic:
         legal = situation.masks.slot[host, Op.GERMINATE][:, None] & situation.masks.blueprint[host]
         owed = rent(situation.catalogue.params, situation.host_params, situation.price[host])
         open_to = legal & (owed <= self.settings.max_rent)
-        possible = [index for index in self.settings.order if open_to[:, index].any()]
+        possible = [index for index in self.settings.order if index < open_to.shape[1] and open_to[:, index].any()]
         untried = [index for index in possible if index not in memory.tried]
         paying = [index for index in possible if memory.payoff.get(index, -1.0) > 0]
         if not untried and not paying:

@@ -74,7 +74,7 @@ class Planting:
     """Counted from 0: the number of epochs before it."""
     slot: int
     blueprint: int
-    """Index of the blueprint head, 0 to 4."""
+    """Index of the blueprint head, from 0 on."""
 
     def __str__(self) -> str:
         return f"{self.step}:{self.slot}:{self.blueprint}"
@@ -106,7 +106,8 @@ class Schedule:
     def _decide_for(self, situation: Situation, host: int) -> Tensor:
         masks, step = situation.masks, int(situation.signals.epoch[host])
         for planting in self.plantings:
-            if planting.step != step or planting.slot >= len(situation.sites):
+            known = planting.slot < masks.blueprint.shape[1] and planting.blueprint < masks.blueprint.shape[2]
+            if planting.step != step or not known:
                 continue
             legal = masks.slot[host, Op.GERMINATE, planting.slot]
             if legal and masks.blueprint[host, planting.slot, planting.blueprint]:

@@ -15,7 +15,9 @@ from esper.kasmina import (
     act,
     action_masks,
     begin_epoch,
+    catalogue_names,
     check_actions,
+    check_catalogue,
     drop_unfinished,
     end_epoch,
     find_blueprint,
@@ -268,9 +270,13 @@ class Population:
             )
         return planted
 
+    def _catalogue_names(self) -> dict[str, list[str]]:
+        return catalogue_names(site.shape.family for site in self.executor.sites)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that going on in the middle of an episode needs, as tensors in plain containers."""
         return {
+            "catalogue": self._catalogue_names(),
             "table": self.table.columns(),
             "signals": self.signals.columns(),
             "price": self.price.clone(),
@@ -281,7 +287,9 @@ class Population:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state of a population of the same task, size, settings and executor."""
+        """Go on from a saved state of a population of the same task, size, settings, executor and blueprints."""
+        again = "start the episodes anew with the present blueprints"
+        check_catalogue(state.get("catalogue"), self._catalogue_names(), "the saved population", again)
         if state["price"].shape != self.price.shape:
             raise InputError(f"the saved population has {len(state['price'])} hosts; this one has {self.num_hosts}")
         self.table = SlotTable(**state["table"]).clone()

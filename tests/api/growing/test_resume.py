@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina import take_snapshot
+from esper.kasmina import Family, take_snapshot
 from esper.leyline import InputError, Stage
 from esper.nissa.state_files import pack_state
 from tests.api.growing.builders import (
@@ -23,6 +23,7 @@ from tests.api.growing.builders import (
     make_mlp,
     train,
 )
+from tests.catalogues import one_more_kind
 
 
 @pytest.mark.parametrize("controller", ["random", "heuristic"])
@@ -148,3 +149,21 @@ def test_a_growth_that_cannot_be_used_changes_nothing(place: tuple[Any, ...], ch
     assert grower.state_dict()["controller"] == before["controller"]
     grow(grower, 6)
     assert grower.grafted.slot("1").stage is Stage.FOSSILIZED  # and it can go on
+
+
+def test_a_growth_of_another_catalogue_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    saved = make_grower(controller=Script(LIFE))
+    grow(saved, 3)
+    saved.save(tmp_path / "growth.pt")
+    with one_more_kind(Family.CONV2D):  # the model has no place for it
+        make_grower(controller=Script(LIFE)).load(tmp_path / "growth.pt")
+    with one_more_kind():
+        grower = make_grower(controller=Script(LIFE))
+        before = grower.state_dict()
+        with pytest.raises(InputError, match=r"the saved growth was made with another catalogue .* here it is 'shift'"):
+            grower.load(tmp_path / "growth.pt")
+        assert_same(grower.state_dict()["present"]["snapshot"]["tensors"], before["present"]["snapshot"]["tensors"])
+        grow(grower, 1)
+    (tmp_path / "old.pt").write_bytes(pack_state({"kind": "esper growth", "format": 1}))
+    with pytest.raises(InputError, match="older version and does not say with which blueprints it was made; grow the"):
+        saved.load(tmp_path / "old.pt")

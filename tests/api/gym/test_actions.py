@@ -3,16 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import MultiDiscrete
 
 import esper
-from esper.api.gym import ActionCoding, joint_actions, joint_mask
-from esper.kasmina import ActionMasks
-from esper.leyline import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, InputError, Op
+from esper.api.gym import ActionCoding, GrowthGymEnv, joint_actions, joint_mask
+from esper.kasmina import ActionMasks, num_blueprints
+from esper.leyline import NUM_BLENDS, NUM_OPS, InputError, Op
 from esper.tamiyo import Random
+from tests.catalogues import one_more_kind
 from tests.worlds import tiny_task
 
 SLOTS = 3
-EVERYTHING = torch.cartesian_prod(*(torch.arange(size) for size in (SLOTS, NUM_BLUEPRINTS, NUM_BLENDS, NUM_OPS)))
+EVERYTHING = torch.cartesian_prod(*(torch.arange(size) for size in (SLOTS, num_blueprints(), NUM_BLENDS, NUM_OPS)))
 
 
 def masks_of_a_life(budget: int = 10_000) -> list[ActionMasks]:
@@ -29,7 +31,7 @@ def masks_of_a_life(budget: int = 10_000) -> list[ActionMasks]:
 
 def test_joint_actions_differ_and_begin_with_wait() -> None:
     actions = joint_actions(SLOTS)
-    assert len(actions) == 1 + SLOTS * NUM_BLUEPRINTS * NUM_BLENDS + 2 * SLOTS
+    assert len(actions) == 1 + SLOTS * num_blueprints() * NUM_BLENDS + 2 * SLOTS
     assert len(actions.unique(dim=0)) == len(actions)
     assert actions[0].tolist() == [0, 0, 0, Op.WAIT]
 
@@ -73,7 +75,7 @@ def test_actions_outside_the_space_are_illegal_and_wrong_shapes_raise() -> None:
 def test_masks_of_separate_heads_allow_every_legal_action() -> None:
     for masks in masks_of_a_life():
         rows = ActionCoding(SLOTS, flat=False).learner_mask(masks)
-        heads = np.split(rows, np.cumsum([SLOTS, NUM_BLUEPRINTS, NUM_BLENDS]), axis=1)
+        heads = np.split(rows, np.cumsum([SLOTS, num_blueprints(), NUM_BLENDS]), axis=1)
         for action, legal in zip(joint_actions(SLOTS).tolist(), joint_mask(masks)[0].tolist(), strict=True):
             assert not legal or all(mask[0, value] for mask, value in zip(heads, action, strict=True))
 
@@ -81,4 +83,17 @@ def test_masks_of_separate_heads_allow_every_legal_action() -> None:
 def test_every_separate_head_has_a_choice_when_nothing_can_germinate() -> None:
     for masks in masks_of_a_life(budget=0):
         rows = ActionCoding(SLOTS, flat=False).learner_mask(masks)
-        assert all(head.any(1).all() for head in np.split(rows, np.cumsum([SLOTS, NUM_BLUEPRINTS, NUM_BLENDS]), axis=1))
+        assert all(
+            head.any(1).all() for head in np.split(rows, np.cumsum([SLOTS, num_blueprints(), NUM_BLENDS]), axis=1)
+        )
+
+
+def test_spaces_and_masks_follow_the_catalogue() -> None:
+    with one_more_kind() as kind:
+        env = GrowthGymEnv(tiny_task(), executor="loop", episode_length=2)
+        observation, info = env.reset(seed=0)
+        assert env.action_space == MultiDiscrete([SLOTS, num_blueprints(), NUM_BLENDS, NUM_OPS])
+        assert len(info["action_mask"]) == len(joint_actions(SLOTS))
+        assert observation.shape == env.observation_space.shape
+        *_, info = env.step(np.array([1, kind.id - 1, 0, Op.GERMINATE]))
+        assert not info["illegal_action"]

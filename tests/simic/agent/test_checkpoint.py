@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from esper.leyline import DamagedFileError, InputError
+from esper.kasmina import Family
+from esper.leyline import DamagedFileError, InputError, OtherCatalogueError
 from esper.nissa.state_files import pack_state
 from esper.simic.agent import (
     CHECKPOINT_VERSION,
@@ -21,8 +22,9 @@ from esper.simic.agent import (
 )
 from esper.simic.agent.checkpoint import agent_state
 from esper.simic.control import RewardNormalizer, RunningMeanStd
+from tests.catalogues import one_more_kind
 from tests.fuzzing import Change, changed, little_memory
-from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
+from tests.simic.builders import BANDIT_SPEC, RandomWorld, agent_with_round, make_agent, parameters_of
 
 
 def learn(agent: PPOAgent, rounds: int) -> None:
@@ -67,7 +69,7 @@ def test_normaliser_states_travel_with_the_agent(tmp_path: Path) -> None:
 def test_the_file_holds_plain_data_under_documented_keys(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "agent.pt", make_agent())
     state = torch.load(tmp_path / "agent.pt", weights_only=True)
-    assert state["version"] == CHECKPOINT_VERSION == 1
+    assert state["version"] == CHECKPOINT_VERSION == 2
     assert state["state_dim"] == 6
     assert state["slot_config"] == {"slot_ids": ["r0c0", "r0c1", "r0c2"]}
     assert {"network_state_dict", "optimizer_state_dict", "config", "action_spec", "extra"} <= set(state)
@@ -87,6 +89,7 @@ def test_a_compiled_agent_saves_the_same_names_as_a_plain_one(tmp_path: Path) ->
     ("content", "reason"),
     [
         ({"format": "esper-agent", "version": 99}, "version 99"),
+        ({"format": "esper-agent", "version": 1}, "does not say with which blueprints it was made; train a controller"),
         ({"weights": torch.zeros(3)}, "not a checkpoint of an Esper agent"),
     ],
 )
@@ -130,6 +133,7 @@ WIDTH = ("config", "lstm_hidden_dim")
         (("optimizer_state_dict", "param_groups"), lambda _: [], "param_groups must be a list of 1"),
         (("return_scale", "var"), lambda old: -old, "return_scale.var must be 0 or more"),
         (("value_memory", 0, "lengths"), lambda old: old + 99, "value_memory.0.lengths must be from 1 to"),
+        (("catalogue",), lambda _: {}, "catalogue must list blueprints if one of the heads chooses among them"),
         (("extra",), lambda _: [], "extra must be a dictionary"),
     ],
 )
@@ -189,3 +193,12 @@ def test_the_loaded_weights_are_released_before_the_agent_is_built(
     monkeypatch.setattr(torch, "load", remember)
     monkeypatch.setattr(checkpoint, "PPOAgent", build)
     load_checkpoint(tmp_path / "agent.pt", device="cpu")
+
+
+def test_an_agent_of_another_catalogue_is_refused_and_one_without_blueprints_is_not(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "agent.pt", make_agent())
+    save_checkpoint(tmp_path / "bandit.pt", make_agent(action_spec=BANDIT_SPEC))
+    with one_more_kind(Family.CONV1D):
+        with pytest.raises(OtherCatalogueError, match=r"agent.pt was made with another .*conv1d \d+ was nothing"):
+            load_checkpoint(tmp_path / "agent.pt", device="cpu")
+        load_checkpoint(tmp_path / "bandit.pt", device="cpu")

@@ -2,17 +2,19 @@
 
 import pytest
 
-from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, InputError, Op, SlotConfig
+from esper.kasmina import num_blueprints
+from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_OPS, InputError, Op, SlotConfig
 from esper.simic.control import ActionSpec, Head, esper_action_spec
+from tests.catalogues import one_more_kind
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 5])
 def test_esper_heads_follow_the_slot_config(num_slots: int) -> None:
     spec = esper_action_spec(SlotConfig.of_size(num_slots))
     assert spec.names == HEAD_NAMES
-    assert [head.size for head in spec.heads] == [num_slots, NUM_BLUEPRINTS, NUM_BLENDS, NUM_OPS]
+    assert [head.size for head in spec.heads] == [num_slots, num_blueprints(), NUM_BLENDS, NUM_OPS]
     assert spec.mask_shape(spec.head("slot")) == (NUM_OPS, num_slots)
-    assert spec.mask_shape(spec.head("blueprint")) == (num_slots, NUM_BLUEPRINTS)
+    assert spec.mask_shape(spec.head("blueprint")) == (num_slots, num_blueprints())
     assert [spec.names[index] for index in spec.order] == ["op", "slot", "blend", "blueprint"]
 
 
@@ -47,3 +49,12 @@ def test_spec_survives_plain_types() -> None:
 def test_impossible_specs_are_refused(heads: tuple[Head, ...], decider: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         ActionSpec(heads, decider)
+
+
+def test_the_blueprint_head_follows_the_catalogue() -> None:
+    before = esper_action_spec(SlotConfig.of_size(2))
+    with one_more_kind() as kind:
+        after = esper_action_spec(SlotConfig.of_size(2))
+        assert after.head("blueprint").size == max(before.head("blueprint").size, kind.id)
+        assert after.mask_shape(after.head("blueprint")) == (2, num_blueprints())
+    assert esper_action_spec(SlotConfig.of_size(2)) == before

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.kasmina import SlotTable
-from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, Op, SlotConfig, Stage
+from esper.kasmina import SlotTable, catalogue_names, num_blueprints
+from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_OPS, POINTS, Op, SlotConfig, Stage, rent
 from esper.simic.agent import PPOAgent
 from esper.simic.control import features as features_module
 from esper.simic.control.features import (
@@ -26,8 +26,10 @@ from esper.simic.control.features import (
     safe,
     signals_to_features,
 )
-from esper.tolaria import Situation, find_task
+from esper.tolaria import Population, Situation, find_task
+from tests.catalogues import one_more_kind
 from tests.simic.lives import HOST_PARAMS, make_situation, random_life
+from tests.worlds import tiny_task
 
 SAMPLE: dict[str, Any] = {
     "epoch": 10,
@@ -75,14 +77,16 @@ def test_the_width_is_that_of_the_tensor(slots: int) -> None:
     config = SlotConfig.of_size(slots)
     obs = signals_to_features(make_situation(4, slots))
     assert obs.shape == (4, observation_width(config))
-    assert observation_width(config) == observation_width(slots) == 23 + slots * (9 + 10) + slots * 3 + 7 + slots * 7
+    per_slot = (4 + num_blueprints()) + 10 + 3 + (2 + num_blueprints())
+    assert observation_width(config) == observation_width(slots) == 23 + 7 + slots * per_slot
     assert obs.dtype == torch.float32
 
 
-def test_three_slots_begin_with_the_eighty_columns_that_were_agreed() -> None:
+def test_three_slots_begin_with_the_columns_that_were_agreed() -> None:
     blocks = [placed.block for placed in observation_layout(3)]
-    assert blocks[:80] == ["host"] * 23 + ["slot"] * 27 + ["telemetry"] * 30
-    assert not {"host", "slot", "telemetry"} & set(blocks[80:])
+    agreed = ["host"] * 23 + ["slot"] * 3 * (4 + num_blueprints()) + ["telemetry"] * 30
+    assert blocks[: len(agreed)] == agreed
+    assert not {"host", "slot", "telemetry"} & set(blocks[len(agreed) :])
 
 
 def test_column_names_are_unique() -> None:
@@ -177,7 +181,7 @@ def test_offers_are_the_rent_of_each_blueprint_and_the_end_of_the_scale_where_no
     situation.catalogue.fits[1, 2] = False
     seen = named(situation)
     for slot in range(2):
-        for kind in range(NUM_BLUEPRINTS):
+        for kind in range(num_blueprints()):
             points = 100 * 0.03 * int(situation.catalogue.params[slot, kind]) / HOST_PARAMS
             fits = bool(situation.catalogue.fits[slot, kind])
             assert seen[f"r0c{slot}.economy.offer_{kind + 1}"] == pytest.approx(points / 10 if fits else 5.0)
@@ -317,7 +321,7 @@ def test_the_flat_mask_allows_exactly_what_the_masks_allow() -> None:
     for outcome in random_life(3, hosts=6, slots=2, length=12, budget=torch.full((6,), 150)):
         masks = outcome.after.masks
         flat = compute_action_mask(masks)
-        sizes = (2, NUM_BLUEPRINTS, NUM_BLENDS, NUM_OPS)
+        sizes = (2, num_blueprints(), NUM_BLENDS, NUM_OPS)
         for index in range(flat.shape[1]):
             action = torch.stack(torch.unravel_index(torch.tensor(index), sizes)).expand(6, -1)
             assert torch.equal(flat[:, index], masks.allow(action))
@@ -327,3 +331,21 @@ def test_the_flat_mask_allows_exactly_what_the_masks_allow() -> None:
 def test_everything_promised_is_exported() -> None:
     promised = {"safe", "obs_to_base_features", "obs_to_base_features_tensor", "compute_action_mask", "TaskConfig"}
     assert promised | {"normalize_observation", "signals_to_features"} <= set(features_module.__all__)
+
+
+def test_a_kind_more_gets_a_column_and_an_offer_in_every_slot() -> None:
+    before = observation_width(2)
+    with one_more_kind() as kind:
+        population = Population(tiny_task(), 2, executor="loop")
+        population.start([0, 1])
+        population.step(torch.tensor([[0, kind.id - 1, 0, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
+        features = signals_to_features(population.situation)
+        assert features.shape[1] == observation_width(3)
+        assert observation_width(2) == before + 2 * 2 * (num_blueprints() - len(catalogue_names()["conv1d"]))
+        grown, other = (describe_observation(row, 3) for row in features)
+        assert grown[f"r0c0.slot.blueprint_{kind.id}"] == 1.0
+        assert other[f"r0c0.slot.blueprint_{kind.id}"] == 0.0
+        owed = rent(float(population.situation.catalogue.params[0, kind.id - 1]), population.host_params, 0.03)
+        assert other[f"r0c0.economy.offer_{kind.id}"] == pytest.approx(POINTS * owed / 10)
+        assert obs_to_base_features(SAMPLE | {"seed_blueprint_id": kind.id})[30:] == [0.0] * 5
+    assert observation_width(2) == before

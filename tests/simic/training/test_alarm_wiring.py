@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from esper.leyline import NUM_BLUEPRINTS, SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, EventType
+from esper.kasmina import num_blueprints
+from esper.leyline import SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, EventType
 from esper.nissa import Hub, MemorySink
 from esper.nissa.events import RansomwareSuspected
 from esper.simic.agent.types import PPOUpdateMetrics
@@ -61,7 +62,7 @@ def alarms(
     watch.begin(ROUND, agent, world)
     for _ in range(suspicions):
         hosts.tell(RansomwareSuspected(epoch=3, contribution=60.0, total_improvement=-5.0, ratio=None), env_id=0)
-    counts = torch.zeros(NUM_BLUEPRINTS + 1, 4, dtype=torch.int64) if seed_epochs is None else seed_epochs
+    counts = torch.zeros(num_blueprints() + 1, 4, dtype=torch.int64) if seed_epochs is None else seed_epochs
     watch.collected(replace(played.outcome, seed_epochs=counts), agent, world)
     healthy = {"explained_variance": 0.9, "explained_variance_after": 0.9, "value_mse_after": 0.0}
     metrics: Any = {**played.metrics, **healthy, **changes}
@@ -120,13 +121,13 @@ def test_a_gradient_far_from_its_running_mean_raises_the_alarm(played: Played) -
     ("column", "kind"), [(1, KIND.SEED_GRADIENT_VANISHING), (2, KIND.SEED_GRADIENT_EXPLODING), (3, None)]
 )
 def test_seeds_that_cannot_learn_raise_the_alarm(column: int, kind: AnomalyKind | None, played: Played) -> None:
-    counts = torch.zeros(NUM_BLUEPRINTS + 1, 4, dtype=torch.int64)
+    counts = torch.zeros(num_blueprints() + 1, 4, dtype=torch.int64)
     counts[2, [0, column]] = 40
     assert alarms(played, seed_epochs=counts) == ({kind} if kind else set())
 
 
 def test_suspicions_that_hosts_tell_of_raise_the_alarm(played: Played) -> None:
-    counts = torch.zeros(NUM_BLUEPRINTS + 1, 4, dtype=torch.int64)
+    counts = torch.zeros(num_blueprints() + 1, 4, dtype=torch.int64)
     counts[2, 3] = 40
     assert alarms(played, seed_epochs=counts, suspicions=30) == {KIND.REWARD_GAMING}
     assert alarms(played, seed_epochs=counts, suspicions=3) == set()

@@ -15,7 +15,16 @@ import esper
 from esper.karn.sql import query
 from esper.leyline import DamagedFileError, InputError, TelemetryEvent
 from esper.nissa import JsonLinesSink, check_sinks
-from esper.simic.training import InterruptedRunError, Phase, RunFolder, Trainer, TrainingConfig, require_ready
+from esper.simic.training import (
+    InterruptedRunError,
+    Phase,
+    RunFolder,
+    Trainer,
+    TrainingConfig,
+    load_controller,
+    require_ready,
+)
+from tests.catalogues import one_more_kind
 from tests.simic.training.test_vectorized import assert_same_run, events, tiny_config
 
 Stop = Callable[[], bool]
@@ -306,3 +315,18 @@ def test_a_config_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
         small_config(rounds=9).save(tmp_path / "config.json")
     assert (tmp_path / "config.json").read_bytes() == before
     assert json.loads(before)["rounds"] == 2
+
+
+def test_a_run_of_another_catalogue_is_refused_before_anything_changes(
+    straight: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copy_of(straight, tmp_path / "run")
+    files = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    with one_more_kind(), pytest.raises(InputError) as error:
+        esper.train(steady_config(rounds=6), folder.path, resume=True)
+    assert "here it is 'shift'); register the same names under the same ids" in str(error.value)
+    assert str(error.value).endswith("or train a controller with the present blueprints")
+    assert {path: path.read_bytes() for path in files} == files
+    assert not caplog.records
+    with one_more_kind(), pytest.raises(InputError, match=r"best.pt was made with another catalogue"):
+        load_controller(folder.path)

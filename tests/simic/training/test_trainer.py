@@ -8,10 +8,15 @@ import pytest
 import torch
 
 import esper
+from esper.kasmina import blueprints_of, num_blueprints
 from esper.leyline import InputError, Op
 from esper.simic.rewards import RewardConfig
-from esper.simic.training import RunFolder, Trainer
+from esper.simic.training import RunFolder, Trainer, load_controller
+from esper.tamiyo import Random, run_episode
+from esper.tolaria import Population
+from tests.catalogues import one_more_kind
 from tests.simic.training.test_vectorized import tiny_config
+from tests.worlds import tiny_task
 
 MISMATCHES = [("gamma", 0.9, r"gamma 1\.0 and PPO gamma 0\.9"), ("horizon_is_terminal", False, "is True .* and False")]
 
@@ -90,3 +95,20 @@ def test_seeds_wait_for_hosts_that_are_stable_if_the_config_says_so(epochs: int,
         legal.append(bool(masks["op"][:, Op.GERMINATE].all()))
         masks = world.step(torch.zeros(4, 4, dtype=torch.int64)).masks
     assert [step for step, possible in enumerate(legal) if possible] == opened
+
+
+def test_a_controller_learns_and_decides_with_a_kind_more(tmp_path: Path) -> None:
+    with one_more_kind() as kind:
+        esper.train(tiny_config(rounds=1, episode_length=4, envs=2, teacher="random", lessons=1), tmp_path)
+        controller = load_controller(tmp_path)
+        assert controller.agent.spec.head("blueprint").size == num_blueprints() >= kind.id
+        run_episode(tiny_task(episode_length=2), controller, seed=0)
+        dice, drawn = Random(), set()
+        population = Population(tiny_task(), 8, executor="loop")
+        population.start(range(8))
+        dice.reset(8, 0)
+        for _ in range(20):
+            actions = dice.decide(population.situation)
+            assert population.situation.masks.allow(actions).all()
+            drawn |= set(actions[actions[:, 3] == Op.GERMINATE, 1].tolist())
+        assert drawn == set(range(len(blueprints_of(kind.family)))) - {4}  # attention needs a sequence

@@ -7,11 +7,12 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from esper.kasmina import GraftedModel, Snapshot, check_snapshot
+from esper.kasmina import GraftedModel, Snapshot, check_catalogue, check_snapshot
 from esper.leyline import InputError, write_atomically
 from esper.nissa.state_files import pack_state, read_state
 
-FORMAT = 1
+FORMAT = 2
+_AGAIN = "grow the model anew with the present blueprints"
 _KIND = "esper growth"
 
 
@@ -43,6 +44,8 @@ def read_growth(path: Path) -> dict[str, Any]:
     state = read_state(path, "growth file", "grower.save makes one")
     if state.get("kind") != _KIND:
         raise InputError(f"{path} was not written by grower.save")
+    if state.get("format") == 1:
+        check_catalogue(None, {}, f"the growth file {path}", _AGAIN)
     if state.get("format") != FORMAT:
         raise InputError(f"{path} has format {state.get('format')}; this version reads format {FORMAT}")
     return state
@@ -50,6 +53,8 @@ def read_growth(path: Path) -> dict[str, Any]:
 
 def check_growth(state: Mapping[str, Any], present: Mapping[str, Any], grafted: GraftedModel) -> None:
     """Refuse the state of a growth that a grower whose own state is `present` cannot go on from."""
+    if isinstance(state, Mapping):
+        check_catalogue(state.get("catalogue"), present["catalogue"], "the saved growth", _AGAIN)
     _check_like(state, present, "the saved growth")
     for name, message in (
         ("sites", "has slots at {there}; here are {here}"),

@@ -34,6 +34,7 @@ from esper.api.growing.watch import OptimizerWatch, Watched
 from esper.api.growing.wrappers import unwrapped
 from esper.kasmina import (
     Sources,
+    catalogue_names,
     check_actions,
     find_blueprint,
     graft,
@@ -340,6 +341,7 @@ class Grower:
         remember = getattr(self._controller, "state_dict", dict)
         return {
             "sites": [site.path for site in self.grafted.sites],
+            "catalogue": catalogue_names(site.shape.family for site in self.grafted.sites),
             "controller_name": self._controller.name,
             "controller": remember(),
             "present": self._present().state_dict(),

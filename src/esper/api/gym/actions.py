@@ -8,19 +8,23 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.kasmina import ActionMasks
-from esper.leyline import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, InputError, Op
+from esper.kasmina import ActionMasks, num_blueprints
+from esper.leyline import NUM_BLENDS, NUM_OPS, InputError, Op
 
 Space = spaces.MultiDiscrete | spaces.Discrete[np.int64]
 
 
-@cache
 def joint_actions(num_slots: int) -> Tensor:
     """`[A, 4]`: every action that differs from all others; columns as in `actions [N, 4]`, WAIT first.
 
-    Heads that do not matter for an op are 0, so A = 1 + S·B·L + 2·S, and not S·B·L·O.
+    Heads that do not matter for an op are 0, so A = 1 + S·B·L + 2·S, and not S·B·L·O. B is the number of blueprints.
     """
-    seeds = torch.cartesian_prod(torch.arange(num_slots), torch.arange(NUM_BLUEPRINTS), torch.arange(NUM_BLENDS))
+    return _joint_actions(num_slots, num_blueprints())
+
+
+@cache
+def _joint_actions(num_slots: int, blueprints: int) -> Tensor:
+    seeds = torch.cartesian_prod(torch.arange(num_slots), torch.arange(blueprints), torch.arange(NUM_BLENDS))
     slots = torch.zeros((num_slots, 3), dtype=torch.int64)
     slots[:, 0] = torch.arange(num_slots)
     heads = {Op.WAIT: slots[:1], Op.GERMINATE: seeds, Op.FOSSILIZE: slots, Op.CULL: slots}
@@ -29,7 +33,7 @@ def joint_actions(num_slots: int) -> Tensor:
 
 def joint_mask(masks: ActionMasks) -> Tensor:
     """`[N, A]` bool: which of the `joint_actions` are legal."""
-    slot, blueprint, blend, op = joint_actions(masks.slot.shape[2]).unbind(1)
+    slot, blueprint, blend, op = _joint_actions(*masks.blueprint.shape[1:]).unbind(1)
     seedable = masks.blueprint[:, slot, blueprint] & masks.blend[:, blend]
     return masks.slot[:, op, slot] & (seedable | (op != Op.GERMINATE))
 
@@ -46,7 +50,7 @@ class ActionCoding:
     def __init__(self, num_slots: int, *, flat: bool) -> None:
         self.flat = flat
         self._joint = joint_actions(num_slots)
-        sizes = [num_slots, NUM_BLUEPRINTS, NUM_BLENDS, NUM_OPS]
+        sizes = [num_slots, num_blueprints(), NUM_BLENDS, NUM_OPS]
         self.space: Space = spaces.Discrete(len(self._joint)) if flat else spaces.MultiDiscrete(sizes)
 
     def decode(self, actions: NDArray[np.integer], masks: ActionMasks) -> tuple[Tensor, Tensor]:

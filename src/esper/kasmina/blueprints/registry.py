@@ -1,4 +1,4 @@
-"""The registry of blueprints: one decorator, five places per family, prices measured and not declared."""
+"""The registry of blueprints: one decorator, ids without gaps in each family, prices measured and not declared."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import nn
 
 from esper.kasmina.flops import count_flops
 from esper.kasmina.sites import Family, Reach, SiteShape
-from esper.leyline import NUM_BLUEPRINTS, InputError, unknown_name
+from esper.leyline import InputError, unknown_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Blueprint:
 
     family: Family
     id: int
-    """1 to 5: the code in tables and observations. The index in the blueprint head is one less."""
+    """From 1 on: the code in tables and observations. The index in the blueprint head is one less."""
     name: str
     summary: str
     factory: Callable[[SiteShape], nn.Module]
@@ -80,16 +80,18 @@ def blueprint(
 ) -> Callable[[FactoryT], FactoryT]:
     """Register the decorated module class, whose constructor takes a `SiteShape`, as a blueprint.
 
-    A family has exactly five places because the observation has; `replace=True` takes over an occupied one.
-    `affine` kinds are not planted behind a trained linear layer, to which they would add nothing. Kinds that `reads`
-    a source are called with that tensor instead of the one at their site, and fit only where there is one.
+    Ids of a family have no gaps: a new kind takes the next one, or with `replace=True` that of another kind. The
+    policy's heads and the observation have as many places as the largest family, so register before anything is made.
+    `affine` kinds are not planted behind a trained linear layer, to which they would add nothing. A kind that `reads`
+    a source is called with that tensor instead of the one at its site, and fits only where there is one.
     The module returns a residual that starts at 0, and draws no random numbers in its forward pass: an
     isolated seed may not disturb its host's.
     """
 
     def register(module_class: FactoryT) -> FactoryT:
-        if not 1 <= id <= NUM_BLUEPRINTS:
-            raise InputError(f"blueprint id {id} is outside 1..{NUM_BLUEPRINTS}")
+        following = len(blueprints_of(family)) + 1
+        if not 1 <= id <= following:
+            raise InputError(f"blueprint id {id} would leave a gap in {family}; its next id is {following}")
         present = _REGISTRY.get((family, id))
         if present is not None and not replace:
             raise InputError(f"place {id} of {family} holds {present.name!r}; pass replace=True to take it over")
@@ -113,8 +115,13 @@ def blueprints_of(family: Family) -> list[Blueprint]:
     return [entry for _, entry in sorted(_REGISTRY.items()) if entry.family is family]
 
 
+def num_blueprints() -> int:
+    """B, the size of the largest catalogue of any family; what a family lacks of it is never legal there."""
+    return max(place for _, place in _REGISTRY)
+
+
 def find_blueprint(family: Family, name_or_id: str | int) -> Blueprint:
-    """The blueprint of `family` with this name or id (1 to 5)."""
+    """The blueprint of `family` with this name or id."""
     for entry in blueprints_of(family):
         if name_or_id in (entry.name, entry.id):
             return entry

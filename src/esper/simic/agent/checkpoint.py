@@ -3,6 +3,7 @@
 Versions of the format:
 0: before slot configurations were stored; the architecture had to be inferred from the weights. No such file exists.
 1: action heads, slot configuration, state_dim and all options are stored as plain data.
+2: the catalogue of blueprints is stored too, because the ids that an agent has learned mean nothing without it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from esper.leyline import DamagedFileError, InputError, SlotConfig, write_atomically
+from esper.kasmina import catalogue_names, check_catalogue
+from esper.leyline import HEAD_NAMES, DamagedFileError, InputError, SlotConfig, write_atomically
 from esper.nissa.state_checks import shown
 from esper.nissa.state_files import pack_state, read_state
 from esper.simic.agent.checkpoint_checks import OPTION_NAMES, check_agent_state
@@ -18,8 +20,9 @@ from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.control.action_spec import ActionSpec
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
 _FORMAT = "esper-agent"
+_AGAIN = "train a controller with the present blueprints"
 REMEDY = "take another one of the folder checkpoints/ of its run, to which `esper train` writes them"
 
 
@@ -33,6 +36,7 @@ def agent_state(agent: PPOAgent) -> dict[str, Any]:
         "state_dim": agent.state_dim,
         "slot_config": agent.slot_config.to_dict(),
         "action_spec": agent.spec.to_dict(),
+        "catalogue": catalogue_names() if agent.spec.names == HEAD_NAMES else {},
         "config": {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()},
         "network_options": dict(network.options),
         "network_state_dict": network.state_dict(),
@@ -73,6 +77,8 @@ def read_checkpoint(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
     if state.get("format") != _FORMAT:
         raise InputError(f"{path} is not a checkpoint of an Esper agent; {remedy}")
     state = _migrated(state, path)
+    if state.get("catalogue") != {}:  # an agent for another world than growing networks knows no blueprints
+        check_catalogue(state.get("catalogue"), catalogue_names(), f"the checkpoint {path}", _AGAIN)
     with naming(path, remedy):
         check_agent_state(state)
     return state
@@ -88,8 +94,10 @@ def naming(path: Path, remedy: str = REMEDY) -> Iterator[None]:
 
 
 def _migrated(state: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`state` in the present format. Older versions would be brought up to date here; none exists yet."""
+    """`state` in the present format; what an older one lacks, nobody can know any more."""
     version = state.get("version")
+    if version == 1:
+        check_catalogue(None, {}, f"the checkpoint {path}", _AGAIN)
     if version != CHECKPOINT_VERSION or isinstance(version, bool):
         raise InputError(
             f"{path} has checkpoint version {shown(version)}; this Esper reads version {CHECKPOINT_VERSION}: "

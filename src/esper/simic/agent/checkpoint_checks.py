@@ -41,8 +41,8 @@ DEFAULT_OPTIONS = {
 }
 """What these fields hold where nobody says otherwise."""
 STATE_KEYS = (
-    "format", "version", "state_dim", "slot_config", "action_spec", "config", "network_options", "network_state_dict",
-    "optimizer_state_dict", "return_scale", "value_memory", "counters", "extra",
+    "format", "version", "state_dim", "slot_config", "action_spec", "catalogue", "config", "network_options",
+    "network_state_dict", "optimizer_state_dict", "return_scale", "value_memory", "counters", "extra",
 )  # fmt: skip
 _NETWORK_OPTIONS = {
     "feature_dim": int,
@@ -63,6 +63,8 @@ def check_agent_state(state: Mapping[str, Any]) -> None:
     spec, slots = ActionSpec.from_dict(state["action_spec"]), SlotConfig.from_dict(state["slot_config"])
     if spec.names == HEAD_NAMES and spec != esper_action_spec(slots):
         raise InputError(f"action_spec does not fit the {slots.num_slots} slots of slot_config")
+    if bool(state["catalogue"]) != (spec.names == HEAD_NAMES):
+        raise InputError("catalogue must list blueprints if one of the heads chooses among them, and only then")
     _check_options(state["config"], spec)
     _check_network_options(state["network_options"])
     network = _reference_network(state, spec)

@@ -19,7 +19,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, InputError, Op, SlotConfig, unknown_name
+from esper.kasmina import num_blueprints
+from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_OPS, InputError, Op, SlotConfig, unknown_name
 from esper.leyline.checks import check_field_types
 from esper.nissa.state_checks import checked_keys, checked_list
 
@@ -148,14 +149,18 @@ def relevance_table(spec: ActionSpec, device: torch.device) -> Tensor:
         return torch.tensor(rows, dtype=torch.bool, device=device)
 
 
-@cache
 def esper_action_spec(slot_config: SlotConfig) -> ActionSpec:
-    """Esper's four heads for the slots of `slot_config`."""
+    """Esper's four heads for the slots of `slot_config` and the blueprints that are registered now."""
+    return _esper_action_spec(slot_config, num_blueprints())
+
+
+@cache
+def _esper_action_spec(slot_config: SlotConfig, blueprints: int) -> ActionSpec:
     acts_on_slot = tuple(int(op) for op in Op if op is not Op.WAIT)
     germinates = (int(Op.GERMINATE),)
     heads = {
         "slot": Head("slot", slot_config.num_slots, acts_on_slot, mask_given="op"),
-        "blueprint": Head("blueprint", NUM_BLUEPRINTS, germinates, mask_given="slot"),
+        "blueprint": Head("blueprint", blueprints, germinates, mask_given="slot"),
         "blend": Head("blend", NUM_BLENDS, germinates),
         "op": Head("op", NUM_OPS),
     }

@@ -14,7 +14,6 @@ from esper.kasmina import UNLIMITED
 from esper.leyline import (
     BLENDING_EPOCHS,
     DEFAULT_EPISODE_LENGTH,
-    NUM_BLUEPRINTS,
     POINTS,
     PRICE_RANGE,
     SEED_EXPLODING_GRADIENT,
@@ -26,12 +25,12 @@ from esper.simic.control.observation_layout import (
     AVAILABILITY,
     HOST,
     HOST_ECONOMY,
-    SLOT,
-    SLOT_ECONOMY,
     TELEMETRY,
     describe_observation,
     observation_layout,
     observation_width,
+    slot_block,
+    slot_economy_block,
 )
 from esper.simic.control.single_seed import (
     TaskConfig,
@@ -66,13 +65,14 @@ _HEALTH_DECADES = 2.0
 
 def signals_to_features(situation: Situation) -> Tensor:
     """The observation `[N, D]`, float32, finite, laid out as `observation_layout(S)` says."""
+    blueprints = situation.catalogue.fits.shape[1]
     blocks = (
         HOST.fill(_host(situation)),
-        SLOT.fill(_slot(situation)),
+        slot_block(blueprints).fill(_slot(situation)),
         TELEMETRY.fill(_telemetry(situation)),
         AVAILABILITY.fill(_measured(situation)),
         HOST_ECONOMY.fill(_host_economy(situation)),
-        SLOT_ECONOMY.fill(_slot_economy(situation)),
+        slot_economy_block(blueprints).fill(_slot_economy(situation)),
     )
     return torch.cat([block.flatten(1) for block in blocks], 1)
 
@@ -113,7 +113,7 @@ def _host(situation: Situation) -> dict[str, Tensor]:
 def _slot(situation: Situation) -> dict[str, Tensor]:
     """Columns of the slot block, each `[N, S]`."""
     table = situation.table
-    kinds = F.one_hot(table.blueprint, NUM_BLUEPRINTS + 1).unbind(-1)[1:]
+    kinds = F.one_hot(table.blueprint, situation.catalogue.fits.shape[1] + 1).unbind(-1)[1:]
     return {f"blueprint_{index}": kind for index, kind in enumerate(kinds, start=1)} | {
         "active": table.occupied,
         "stage": table.stage,

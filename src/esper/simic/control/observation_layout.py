@@ -7,10 +7,12 @@ its bounds are known.
 | block | columns | for |
 |---|---|---|
 | host | 23 | the host |
-| slot | 9 per slot | what is in the slot |
+| slot | 4 + B per slot | what is in the slot |
 | telemetry | 10 per slot | how the seed in it fares; all 0 without a seed |
 | availability | 3 per slot | 1 where a value of the slot was measured, 0 where its default stands in |
-| economy | 7, then 7 per slot | what things cost and what they bring |
+| economy | 7, then 2 + B per slot | what things cost and what they bring |
+
+B is the number of blueprints: the size of the largest catalogue of any family.
 """
 
 from collections.abc import Mapping
@@ -20,7 +22,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from esper.leyline import DEFAULT_EPISODE_LENGTH, NUM_BLUEPRINTS, SlotConfig, Stage
+from esper.kasmina import num_blueprints
+from esper.leyline import DEFAULT_EPISODE_LENGTH, SlotConfig, Stage
 from esper.tolaria.signals import HISTORY
 
 PRICE_LIMIT = 3.0
@@ -82,7 +85,6 @@ def scaled(columns: tuple[Column, ...], values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), values, defaults).clamp(lows, highs) / divisors
 
 
-_ONE_HOT = tuple(Column(f"blueprint_{index}", f"1 for blueprint {index}") for index in range(1, NUM_BLUEPRINTS + 1))
 _STAGE = Column("stage", "stage code", limit=float(max(Stage)))
 
 HOST = Block(
@@ -111,17 +113,24 @@ HOST = Block(
         Column("host_learning_phase", "share of the episode that has passed"),
     ),
 )
-SLOT = Block(
-    "slot",
-    (
-        Column("active", "1 if the slot holds a seed"),
-        _STAGE,
-        Column("alpha", "blending weight in the epoch to come"),
-        Column("counterfactual", "contribution in points", limit=10.0, signed=True),
-        *_ONE_HOT,
-    ),
-    per_slot=True,
-)
+
+
+@cache
+def slot_block(blueprints: int) -> Block:
+    """What is in a slot, where there are so many blueprints."""
+    return Block(
+        "slot",
+        (
+            Column("active", "1 if the slot holds a seed"),
+            _STAGE,
+            Column("alpha", "blending weight in the epoch to come"),
+            Column("counterfactual", "contribution in points", limit=10.0, signed=True),
+            *(Column(f"blueprint_{index}", f"1 for blueprint {index}") for index in range(1, blueprints + 1)),
+        ),
+        per_slot=True,
+    )
+
+
 TELEMETRY = Block(
     "telemetry",
     (
@@ -165,26 +174,34 @@ HOST_ECONOMY = Block(
         Column("score_gain_3", "points gained over three epochs", limit=10.0, signed=True),
     ),
 )
-SLOT_ECONOMY = Block(
-    "economy",
-    (
-        Column("rent", "rent of the seed at alpha 1, points; 1 is ten", limit=50.0, divisor=10.0),
-        Column("net_contribution", "contribution minus that rent, points; 1 is ten", 50.0, 10.0, signed=True),
-        *(
-            Column(
-                f"offer_{index}",
-                f"rent of blueprint {index} if it were grown here, points; 1 is ten, 5 also if it does not fit",
-                limit=50.0,
-                divisor=10.0,
-                default=50.0,
-            )
-            for index in range(1, NUM_BLUEPRINTS + 1)
+
+
+@cache
+def slot_economy_block(blueprints: int) -> Block:
+    """What a slot costs and brings, where there are so many blueprints."""
+    return Block(
+        "economy",
+        (
+            Column("rent", "rent of the seed at alpha 1, points; 1 is ten", limit=50.0, divisor=10.0),
+            Column("net_contribution", "contribution minus that rent, points; 1 is ten", 50.0, 10.0, signed=True),
+            *(
+                Column(
+                    f"offer_{index}",
+                    f"rent of blueprint {index} if it were grown here, points; 1 is ten, 5 also if it does not fit",
+                    limit=50.0,
+                    divisor=10.0,
+                    default=50.0,
+                )
+                for index in range(1, blueprints + 1)
+            ),
         ),
-    ),
-    per_slot=True,
-)
-BLOCKS = (HOST, SLOT, TELEMETRY, AVAILABILITY, HOST_ECONOMY, SLOT_ECONOMY)
-"""In the order in which they stand; a block per slot lists all columns of the first slot, then those of the second."""
+        per_slot=True,
+    )
+
+
+def blocks(blueprints: int) -> tuple[Block, ...]:
+    """In the order in which they stand; one per slot lists all columns of the first slot, then those of the second."""
+    return HOST, slot_block(blueprints), TELEMETRY, AVAILABILITY, HOST_ECONOMY, slot_economy_block(blueprints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +218,16 @@ class PlacedColumn:
         return ".".join(part for part in (self.slot_id, self.block, self.column.name) if part)
 
 
-@cache
 def observation_layout(slots: SlotConfig | int) -> tuple[PlacedColumn, ...]:
-    """Every column of an observation of a host with these slots (or so many), in order."""
-    config = SlotConfig.of_size(slots) if isinstance(slots, int) else slots
+    """Every column of an observation of a host with these slots (or so many), in order, for the present blueprints."""
+    return _layout(SlotConfig.of_size(slots) if isinstance(slots, int) else slots, num_blueprints())
+
+
+@cache
+def _layout(config: SlotConfig, blueprints: int) -> tuple[PlacedColumn, ...]:
     return tuple(
         PlacedColumn(block.name, slot_id, column)
-        for block in BLOCKS
+        for block in blocks(blueprints)
         for slot_id in (config.slot_ids if block.per_slot else (None,))
         for column in block.columns
     )

@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import ActionMasks
-from esper.leyline import NUM_BLENDS, NUM_BLUEPRINTS, NUM_OPS, Op
+from esper.leyline import NUM_BLENDS, NUM_OPS, Op
 from esper.simic.control.observation_layout import HOST, Column, scaled
 from esper.tolaria import Task
 from esper.tolaria.signals import HISTORY
 
 _STEPS_PER_EPOCH = 100
+_BLUEPRINTS = 5
+"""Places for blueprints in this view, whatever the catalogue: it shows the first five."""
 _SCALARS = HOST.columns[:11]
 _HISTORIES = {"loss_history_5": HOST.columns[11:16], "accuracy_history_5": HOST.columns[16:21]}
 _SEED = (
@@ -32,7 +34,7 @@ _SEED = (
     *HOST.columns[21:],
 )
 _ONE_HOT_START = len(HOST.columns) - 2 + len(_SEED)
-NUM_BASE_FEATURES = _ONE_HOT_START + NUM_BLUEPRINTS
+NUM_BASE_FEATURES = _ONE_HOT_START + _BLUEPRINTS
 
 
 def safe(value: float | None, default: float, max_val: float) -> float:
@@ -64,7 +66,7 @@ def obs_to_base_features(obs: Mapping[str, Any], max_epochs: int = 200) -> list[
     for key, columns in _HISTORIES.items():
         features += [feature(column, value) for column, value in zip(columns, _padded(obs[key]), strict=True)]
     features += [feature(column, _raw(obs, column, max_epochs)) for column in _SEED]
-    return features + [float(obs.get("seed_blueprint_id", 0) == kind) for kind in range(1, NUM_BLUEPRINTS + 1)]
+    return features + [float(obs.get("seed_blueprint_id", 0) == kind) for kind in range(1, _BLUEPRINTS + 1)]
 
 
 def obs_to_base_features_tensor(
@@ -85,7 +87,7 @@ def obs_to_base_features_tensor(
     out[:_ONE_HOT_START] = scaled(columns, torch.tensor(raw, dtype=torch.float64)).to(out)
     out[_ONE_HOT_START:] = 0.0
     blueprint = obs.get("seed_blueprint_id", 0)
-    if 1 <= blueprint <= NUM_BLUEPRINTS:
+    if 1 <= blueprint <= _BLUEPRINTS:
         out[_ONE_HOT_START + blueprint - 1] = 1.0
     return out
 
@@ -116,12 +118,11 @@ def normalize_observation(obs: Mapping[str, Any], task_config: TaskConfig) -> di
 
 def compute_action_mask(masks: ActionMasks) -> Tensor:
     """`[N, S·B·L·O]` bool: every joint action in one flat mask, its heads in `HEAD_NAMES` order, the last fastest."""
-    hosts, _, slots = masks.slot.shape
-    shape = (hosts, slots, NUM_BLUEPRINTS, NUM_BLENDS, NUM_OPS)
+    shape = (*masks.blueprint.shape, NUM_BLENDS, NUM_OPS)
     by_slot = masks.slot.transpose(1, 2)[:, :, None, None].expand(shape)
     seedable = masks.blueprint[:, :, :, None] & masks.blend[:, None, None]
     germinates = F.one_hot(torch.tensor(Op.GERMINATE), NUM_OPS).bool()
     # Heads that do not matter are 0; everything else would be the same action under another name.
-    unset = torch.zeros(NUM_BLUEPRINTS, NUM_BLENDS, dtype=torch.bool)
+    unset = torch.zeros(masks.blueprint.shape[2], NUM_BLENDS, dtype=torch.bool)
     unset[0, 0] = True
     return (by_slot & torch.where(germinates, seedable[..., None], unset[..., None])).flatten(1)

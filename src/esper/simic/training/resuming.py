@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from esper.leyline import DamagedFileError, InputError
+from esper.leyline import DamagedFileError, InputError, OtherCatalogueError
 from esper.nissa.state_checks import shown
 from esper.simic.agent.checkpoint import build_agent, naming, read_checkpoint
 from esper.simic.agent.checkpoint_checks import DEFAULT_OPTIONS
@@ -60,6 +60,8 @@ def load_newest(folder: RunFolder, config: TrainingConfig, num_slots: int) -> tu
     for path in paths[:-1]:
         try:
             return _load(path, config, num_slots, "the one before it is taken instead")
+        except OtherCatalogueError:
+            raise  # those before it were made with the same one
         except InputError as error:
             _LOG.warning("%s", error)
     if not paths:

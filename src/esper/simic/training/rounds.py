@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline import NUM_BLUEPRINTS, SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, Op
+from esper.kasmina import num_blueprints
+from esper.leyline import SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, Op
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden
 from esper.simic.control import RunningMeanStd
@@ -80,7 +81,7 @@ class _Tally:
         self.components: dict[str, Tensor] = {}
         unknown = torch.full((6, world.num_envs), torch.nan)
         self.objective, self.twin, self.params, self.kept, self.score, self.price = unknown
-        self.seed_epochs = torch.zeros(NUM_BLUEPRINTS + 1, 4, dtype=torch.int64)
+        self.seed_epochs = torch.zeros(num_blueprints() + 1, 4, dtype=torch.int64)
         self.dropped = torch.zeros(world.num_envs, dtype=torch.bool)
 
     def add(self, actions: Tensor, step: Transition, running: Tensor) -> None:
