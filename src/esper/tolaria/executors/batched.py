@@ -42,6 +42,10 @@ class Batched:
         result: Tensor = self._mapped(tuple(parameters), x)
         return result
 
+    def alone(self, x: Tensor) -> Tensor:
+        """The outputs `[B, ...]` for inputs that all copies share, of a module without parameters."""
+        return self._plain((), x)
+
     def on_shared(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         """The outputs of all copies on the same inputs `[B, ...]`."""
         return self(parameters, x.expand(len(parameters[0]), *x.shape))

@@ -53,7 +53,7 @@ class Rows:
 
 def flatten(module: nn.Module) -> Tensor:
     """All parameters of `module` as one row."""
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    return torch.cat([torch.empty(0), *(parameter.detach().flatten() for parameter in module.parameters())])
 
 
 def views(matrix: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -1,0 +1,156 @@
+"""The forward pass of N stacked hosts: trunk and branches, part by part, with the seeds that they meet."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.joining import fit_positions
+from esper.tolaria.executors.batched import Batched, GatherRows
+from esper.tolaria.executors.chain import Chain
+from esper.tolaria.executors.routes import Crossing, Route
+
+GroupKey = tuple[int, int]
+"""Slot and blueprint id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """Stacked parameters that gradients can be taken of: of each part of the host, and of each group of seeds."""
+
+    parts: list[list[Tensor]]
+    seeds: dict[GroupKey, list[Tensor]]
+
+    def groups(self) -> list[list[Tensor]]:
+        """Those of all parts together, then those of each group of seeds."""
+        return [[leaf for part in self.parts for leaf in part], *self.seeds.values()]
+
+    def all(self) -> list[Tensor]:
+        """Every one."""
+        return [leaf for group in self.groups() for leaf in group]
+
+
+@dataclass(slots=True)
+class _State:
+    """Where a pass stands."""
+
+    route: Route
+    tensors: Leaves
+    h: Tensor
+    """The trunk `[N, B, ...]`, or `[B, ...]` as long as all hosts share it."""
+    shared: bool
+    branches: Tensor | None = None
+    """Rows of the branches born so far."""
+    kept: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    """By place: trunk and branches there, for seeds further on to read."""
+
+    @property
+    def branch_owner(self) -> Tensor:
+        """The hosts of the branches born so far."""
+        return self.route.branch_owner[: 0 if self.branches is None else len(self.branches)]
+
+
+class StackedForward:
+    """Runs rows through a chain of parts."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        parts: Sequence[Batched],
+        num_hosts: int,
+        blueprint: Callable[[GroupKey], Batched],
+        place_read: Callable[[GroupKey], int | None],
+    ) -> None:
+        self._chain, self._parts, self._num_hosts = chain, parts, num_hosts
+        self._blueprint, self._place_read = blueprint, place_read
+
+    def __call__(self, route: Route, tensors: Leaves, x: Tensor, *, shared: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Logits of all hosts `[N, B, ...]` and of all branches; inputs `[N, B, ...]`, or `[B, ...]` if `shared`."""
+        state = _State(route, tensors, x, shared)
+        read = {place for key in tensors.seeds if (place := self._place_read(key)) is not None}
+        for place, part in enumerate(self._parts):
+            if place in read:
+                trunk = state.h.expand(self._num_hosts, *state.h.shape) if state.shared else state.h
+                state.kept[place] = trunk, state.branches
+            self._run_part(state, part, tensors.parts[place])
+            slot = self._chain.slots.get(place)
+            crossing = None if slot is None else route.crossings[slot]
+            if slot is not None and crossing is not None:
+                self._cross(state, slot, crossing)
+        return state.h, state.branches
+
+    def _run_part(self, state: _State, part: Batched, own: list[Tensor]) -> None:
+        if state.branches is not None:
+            owner = state.branch_owner
+            state.branches = part([leaf.detach()[owner] for leaf in own], state.branches)
+        if state.shared and not own:
+            state.h = part.alone(state.h)
+        elif state.shared:
+            state.h, state.shared = part.on_shared(own, state.h), False
+        else:
+            state.h = part(own, state.h)
+
+    def _cross(self, state: _State, slot: int, crossing: Crossing) -> None:
+        """Let the seeds of one slot act on the trunk and on the branches, and let new branches begin."""
+        keys = [(slot, blueprint) for blueprint in crossing.groups]
+        h, trailing = state.h, [1] * (state.h.ndim - 1)
+        delta = self._trunk_deltas(state, keys, crossing)
+        branches = state.branches
+        if branches is not None and crossing.passing:
+            branches = self._pass_branches(state, branches, keys, crossing)
+        born = []
+        if len(crossing.left_out):
+            born.append(h[crossing.owner[crossing.left_out]])
+        if len(crossing.tried):
+            tried_alpha = crossing.tried_alpha.to(h.dtype).view(-1, *trailing)
+            born.append(h.detach()[crossing.owner[crossing.tried]] + tried_alpha * delta[crossing.tried])
+        if len(crossing.blended_at):
+            alpha = crossing.alpha.to(h.dtype).view(-1, *trailing)
+            blended = delta if len(alpha) == len(delta) else delta[crossing.blended_at]
+            state.h = h.index_add(0, crossing.blended_owner, alpha * blended)
+        if born:
+            branches = torch.cat(born if branches is None else [branches, *born])
+        state.branches = branches
+
+    def _trunk_deltas(self, state: _State, keys: list[GroupKey], crossing: Crossing) -> Tensor:
+        """What every seed of a slot makes of the trunk of its host, group by group."""
+        places = [self._place_read(key) for key in keys]
+        if not any(place is not None for place in places):  # all read the same tensor: gather it once
+            pieces = GatherRows.apply(state.h, crossing.owner, crossing.blended_at).split(crossing.sizes)  # type: ignore[no-untyped-call]
+            run = zip(keys, pieces, strict=True)
+            return torch.cat([self._blueprint(key)(state.tensors.seeds[key], piece) for key, piece in run])
+        deltas = []
+        for key, place, owner, blended in zip(keys, places, *crossing.by_group(), strict=True):
+            given = state.h if place is None else state.kept[place][0]
+            rows = GatherRows.apply(given, owner, blended)  # type: ignore[no-untyped-call]
+            deltas.append(_fit(self._blueprint(key)(state.tensors.seeds[key], rows), state.h))
+        return torch.cat(deltas)
+
+    def _pass_branches(self, state: _State, branches: Tensor, keys: list[GroupKey], crossing: Crossing) -> Tensor:
+        """Earlier branches meet the blended seeds of this slot, which learn nothing from them."""
+        deltas = []
+        for number, meets, seeds in crossing.passing:
+            key = keys[number]
+            own = [leaf.detach()[seeds] for leaf in state.tensors.seeds[key]]
+            given = self._given_to_branches(state, branches, self._place_read(key))
+            deltas.append(_fit(self._blueprint(key)(own, given[meets]), branches))
+        alpha = crossing.passing_alpha.to(branches.dtype).view(-1, *[1] * (branches.ndim - 1))
+        index = torch.cat([meets for _, meets, _ in crossing.passing])
+        return branches.index_add(0, index, alpha * torch.cat(deltas))
+
+    def _given_to_branches(self, state: _State, branches: Tensor, place: int | None) -> Tensor:
+        """What a kind of seeds reads of every branch: of one born after that place, what its host had there."""
+        if place is None:
+            return branches
+        trunk, early = state.kept[place]
+        if early is None:
+            return trunk.detach()[state.branch_owner]
+        return torch.cat([early, trunk.detach()[state.branch_owner[len(early) :]]])
+
+
+def _fit(delta: Tensor, h: Tensor) -> Tensor:
+    """`fit_positions` for rows `[R, B, ...]`."""
+    if delta.shape[3:] == h.shape[3:]:
+        return delta
+    return fit_positions(delta.flatten(0, 1), h[0]).unflatten(0, delta.shape[:2])
