@@ -36,11 +36,19 @@ class Blueprint:
     affine: bool = False
     """Whether its seeds are affine maps, which add nothing behind a trained linear layer and are not planted there."""
 
-    def build(self, site: SiteShape) -> nn.Module:
-        """A fresh module for `site`, initialised from torch's global random state."""
+    def build(self, site: SiteShape, silent: bool = True) -> nn.Module:
+        """A fresh module for `site`, initialised from torch's global random state.
+
+        If `silent` its output is 0 at first. A seed that joins at alpha 1 has to be; one that starts at alpha 0 learns
+        faster awake. Kinds without a method `silence` are left as they are: always silent.
+        """
         if not self.fits(site):
             raise InputError(f"blueprint {self.name!r} does not fit {site}")
-        return self.factory(site)
+        module = self.factory(site)
+        silence = getattr(module, "silence", None)
+        if silent and silence is not None:
+            silence()
+        return module
 
     def cost(self, site: SiteShape) -> Cost:
         """Parameters and FLOPs of a seed at `site`, measured on the module itself without allocating it."""
@@ -74,8 +82,8 @@ def blueprint(
 
     A family has exactly five places because the observation has; `replace=True` takes over an occupied one.
     `affine` kinds are not planted behind a trained linear layer, to which they would add nothing.
-    The module returns a residual that starts at 0, and draws no random numbers in its forward pass: an
-    isolated seed may not disturb its host's.
+    The module returns a residual that starts at 0, by itself or once its method `silence` was called, and draws no
+    random numbers in its forward pass: an isolated seed may not disturb its host's.
     """
 
     def register(module_class: FactoryT) -> FactoryT:

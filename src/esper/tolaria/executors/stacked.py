@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from esper.kasmina import NOT_MEASURED, GraftedModel, SlotTable, find_blueprint, graft
+from esper.kasmina import NOT_MEASURED, Blueprint, GraftedModel, SlotTable, find_blueprint, graft
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, losses_and_accuracies, score_of
 from esper.tolaria.executors.batched import Batched, GatherRows
-from esper.tolaria.executors.routes import Crossing, Route, plan_route
+from esper.tolaria.executors.routes import Branch, Crossing, Route, plan_route
 from esper.tolaria.executors.rows import RowOptimizer, Rows, clip, flatten, leaves, views
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
 from esper.tolaria.tasks import Split, Task
@@ -95,17 +95,18 @@ class StackedExecutor:
                 kept = self._now.seeds.get(key)
                 parts = [] if kept is None else [kept.select(~changed[kept.owner])]
                 if born:
-                    find = find_blueprint(site.shape.family, blueprint)
-                    parts.append(self._germinate(key, find.build, born))
+                    kind = find_blueprint(site.shape.family, blueprint)
+                    parts.append(self._germinate(kind, slot, born, table.blended))
                 self._set_group(key, parts)
         self._planted = table.blueprint.clone()
         self._table = table
 
-    def _germinate(self, key: GroupKey, build: Any, hosts: list[int]) -> Rows:
+    def _germinate(self, kind: Blueprint, slot: int, hosts: list[int], silent: Tensor) -> Rows:
         fresh = []
         for host in hosts:
             with torch.inference_mode(False), drawing_from(self._streams[host].seeds):
-                fresh.append(flatten(build(self.sites[key[0]].shape).to(self._dtype)))
+                seed = kind.build(self.sites[slot].shape, bool(silent[host, slot]))
+                fresh.append(flatten(seed.to(self._dtype)))
         return Rows.fresh(hosts, torch.stack(fresh), self._task.optimizer)
 
     def _set_group(self, key: GroupKey, parts: list[Rows]) -> None:
@@ -122,7 +123,7 @@ class StackedExecutor:
         task, count = self._task, self._task.batches_per_epoch
         batches = torch.stack([stream.take(count) for stream in self._batches], 1)
         rates = self._rates(count)
-        route = self._route(leave_out=False, try_out=True)
+        route = self._route(leave_out=False, whole=True)
         tensors = self._leaves()
         groups = self._now.groups()
         optimizer = RowOptimizer(groups, self._steps, task.optimizer)
@@ -190,7 +191,8 @@ class StackedExecutor:
         if len(crossing.left_out):
             born.append(h[crossing.owner[crossing.left_out]])
         if len(crossing.tried):
-            born.append(h.detach()[crossing.owner[crossing.tried]] + delta[crossing.tried])
+            tried_alpha = crossing.tried_alpha.to(h.dtype).view(-1, *trailing)
+            born.append(h.detach()[crossing.owner[crossing.tried]] + tried_alpha * delta[crossing.tried])
         if len(crossing.blended_at):
             alpha = crossing.alpha.to(h.dtype).view(-1, *trailing)
             blended = delta if len(alpha) == len(delta) else delta[crossing.blended_at]
@@ -212,9 +214,9 @@ class StackedExecutor:
 
     @_VMAP_ATTENTION
     @torch.inference_mode()
-    def measure(self, split: Split, *, what_if: bool = False) -> Measurement:
+    def measure(self, split: Split, *, what_if: bool = False, trials: Tensor | None = None) -> Measurement:
         """Validate all hosts, with and without each blended seed, sharing what lies before its slot."""
-        route = self._route(leave_out=True, try_out=what_if)
+        route = self._route(leave_out=True, whole=what_if, trials=trials)
         tensors = self._leaves()
         rows = self._num_hosts + len(route.branch_owner)
         largest = max(torch.Size(site.shape.tensor_shape(1)).numel() for site in self.sites)
@@ -228,12 +230,16 @@ class StackedExecutor:
             loss += chunk_loss * (len(xs) / len(x))
             accuracy += chunk_accuracy * (len(xs) / len(x))
         score = score_of(self._task, loss, accuracy).to(torch.float32)
-        contributions, prospects = torch.full((2, self._num_hosts, len(self.sites)), NOT_MEASURED)
-        trunk_score, branch_score = score[: self._num_hosts], score[self._num_hosts :]
-        gain = branch_score - trunk_score[route.branch_owner]
-        for target, kind, sign in ((contributions, ~route.branch_tries, -1), (prospects, route.branch_tries, 1)):
-            target[route.branch_owner[kind], route.branch_slot[kind]] = sign * gain[kind]
-        return Measurement(loss[: self._num_hosts].to(torch.float32), trunk_score, contributions, prospects)
+        gains = self._gains(route, score[: self._num_hosts], score[self._num_hosts :])
+        return Measurement(loss[: self._num_hosts].to(torch.float32), score[: self._num_hosts], *gains)
+
+    def _gains(self, route: Route, trunk: Tensor, branches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Contributions, prospects and trials from the scores of hosts and branches, each `[N, S]`."""
+        result = torch.full((len(Branch), self._num_hosts, len(self.sites)), NOT_MEASURED)
+        scores = torch.where(route.branch_kind == Branch.TRIES, branches.nan_to_num(0.0), branches)
+        gain = scores - trunk[route.branch_owner]
+        result[route.branch_kind, route.branch_owner, route.branch_slot] = gain
+        return -result[Branch.LEAVES_OUT], result[Branch.HAS_WHOLE], result[Branch.TRIES]
 
     def remember(self, hosts: Tensor) -> None:  # noqa: ARG002  # all others stand at their last good state anyway
         """Keep all rows; hosts that failed have been restored before, so theirs do not change."""
@@ -285,11 +291,11 @@ class StackedExecutor:
             self._batches[index].load_state_dict(state["batches"][index])
         self._planted, self._table = table.blueprint.clone(), table
 
-    def _route(self, *, leave_out: bool, try_out: bool) -> Route:
+    def _route(self, *, leave_out: bool, whole: bool, trials: Tensor | None = None) -> Route:
         slots: list[dict[int, Tensor]] = [{} for _ in self.sites]
         for (slot, blueprint), rows in self._now.seeds.items():
             slots[slot][blueprint] = rows.owner
-        return plan_route(slots, self._table, leave_out=leave_out, try_out=try_out)
+        return plan_route(slots, self._table, leave_out=leave_out, whole=whole, trials=trials)
 
     def _leaves(self) -> "_Leaves":
         shapes = [part.shapes for part in self._parts]
