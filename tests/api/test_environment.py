@@ -33,7 +33,7 @@ def test_shapes_are_as_documented() -> None:
     observations, masks = env.reset()
     assert observations.shape == (3, observation_width(3))
     assert (masks.op.shape, masks.slot.shape) == ((3, 4), (3, 4, 3))
-    assert (masks.blueprint.shape, masks.blend.shape) == ((3, 3, 5), (3, 3))
+    assert (masks.blueprint.shape, masks.blend.shape) == ((3, 3, 5), (3, 4))
     step = env.step(torch.zeros((3, 4), dtype=torch.int64))
     assert step.observations.shape == observations.shape
     assert step.rewards.shape == step.terminated.shape == step.truncated.shape == (3,)

@@ -68,5 +68,6 @@ def evidence_for(table: SlotTable, **overrides: Tensor) -> EpochEvidence:
         "loss_finite": torch.ones(num_hosts, dtype=torch.bool),
         "seed_gradient": torch.ones(num_hosts, num_slots),
         "contribution": torch.full((num_hosts, num_slots), 0.1),
+        "trial": torch.zeros(num_hosts, num_slots),
     }
     return EpochEvidence(**{**values, **overrides})

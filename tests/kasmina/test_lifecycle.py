@@ -18,7 +18,9 @@ from esper.kasmina import (
     act,
     action_masks,
     begin_epoch,
+    check_actions,
     end_epoch,
+    next_alpha,
     num_blueprints,
 )
 from esper.kasmina.lifecycle import move
@@ -30,8 +32,8 @@ CATALOGUE = Catalogue.of([SiteShape(Family.CONV1D, 4, (9,)), SiteShape(Family.FE
 HEAVY = 3
 
 
-def masks_of(table: SlotTable, budget: int = UNLIMITED) -> ActionMasks:
-    return action_masks(table, CATALOGUE, torch.full((table.shape[0],), budget))
+def masks_of(table: SlotTable, budget: int = UNLIMITED, epochs_left: Tensor | None = None) -> ActionMasks:
+    return action_masks(table, CATALOGUE, torch.full((table.shape[0],), budget), epochs_left)
 
 
 def do(table: SlotTable, *actions: ActionRow, score: float = 0.4) -> SlotTable:
@@ -107,6 +109,104 @@ def test_a_seed_without_finite_loss_and_gradient_in_each_epoch_is_culled_at_its_
     for index in range(2):
         table = epoch(table, **(evidence if index == bad_epoch else {}))
     assert stage(table) is Stage.CULLED
+
+
+def test_an_instant_seed_is_at_alpha_one_at_once_and_holds_after_its_first_epoch() -> None:
+    tables = [grown(epochs, Blend.INSTANT) for epochs in range(4)]
+    assert [stage(table) for table in tables] == [Stage.GERMINATED, *[Stage.HOLDING] * 3]
+    assert [float(table.alpha[0, 0]) for table in tables] == [1.0] * 4
+    assert stage(begin_epoch(tables[0])[0]) is Stage.GERMINATED
+    assert [int(table.measurements[0, 0]) for table in tables] == [0, 1, 2, 3]
+    assert float(tables[1].contribution[0, 0]) == pytest.approx(0.1)
+    # It can be kept from its first measurement on, and culled from its second.
+    assert [bool(masks_of(table).op[0, Op.FOSSILIZE]) for table in tables] == [False, True, True, True]
+    assert [bool(masks_of(table).op[0, Op.CULL]) for table in tables] == [False, False, True, True]
+    assert int(do(tables[1], (0, 0, 0, Op.FOSSILIZE.value)).stage[0, 0]) == Stage.FOSSILIZED
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {"loss_finite": torch.tensor([False])},
+        {"seed_gradient": torch.zeros(1, 2)},
+        {"seed_gradient": torch.full((1, 2), torch.nan)},
+    ],
+)
+def test_an_instant_seed_that_does_not_learn_is_culled_after_its_first_epoch(evidence: dict[str, Tensor]) -> None:
+    table = epoch(grown(0, Blend.INSTANT), **evidence)
+    assert stage(table) is Stage.CULLED
+    assert float(table.alpha[0, 0]) == 0.0
+    assert stage(epoch(grown(1, Blend.INSTANT), **evidence)) is Stage.HOLDING  # later nobody asks
+
+
+def test_an_alpha_that_would_cost_too_much_holds_twice_and_then_the_seed_goes() -> None:
+    costly = torch.full((1, 2), -0.011)
+    for ready, alpha in ((1, 0.0), (2, 1 / 3), (3, 2 / 3)):
+        table = grown(ready)
+        old = stage(table)
+        for holds in (1, 2):
+            table = epoch(table, trial=costly)
+            assert (stage(table), int(table.holds[0, 0])) == (old, holds)
+            assert float(table.alpha[0, 0]) == pytest.approx(alpha)
+        table, moves = end_epoch(table, evidence_for(table, trial=costly))
+        assert stage(table) is Stage.CULLED
+        assert moves.refused.tolist() == [True]
+
+
+def test_an_alpha_that_held_rises_as_soon_as_it_may_and_every_hold_counts() -> None:
+    table = epoch(grown(2), trial=torch.full((1, 2), -0.5))
+    table = epoch(table)
+    assert float(table.alpha[0, 0]) == pytest.approx(2 / 3)
+    table = epoch(table, trial=torch.full((1, 2), -0.5))
+    assert int(table.holds[0, 0]) == 2
+    assert stage(epoch(table, trial=torch.full((1, 2), -0.5))) is Stage.CULLED
+
+
+@pytest.mark.parametrize("trial", [-0.01, 0.0, 0.3, torch.nan])
+def test_an_alpha_that_costs_no_more_than_a_point_or_was_not_tried_is_taken(trial: float) -> None:
+    table = epoch(grown(2), trial=torch.full((1, 2), trial))
+    assert float(table.alpha[0, 0]) == pytest.approx(2 / 3)
+    assert int(table.holds[0, 0]) == 0
+
+
+def test_a_seed_that_did_not_learn_is_culled_for_that_and_a_pause_is_no_hold() -> None:
+    table = grown(1)
+    table, moves = end_epoch(
+        table, evidence_for(table, seed_gradient=torch.zeros(1, 2), trial=torch.full((1, 2), -1.0))
+    )
+    assert stage(table) is Stage.CULLED
+    assert moves.refused.tolist() == [False]
+    gated = epoch(grown(2, Blend.GATED), contribution=torch.full((1, 2), -0.1), trial=torch.full((1, 2), -1.0))
+    assert (int(gated.pauses[0, 0]), int(gated.holds[0, 0])) == (1, 0)
+
+
+@pytest.mark.parametrize("blend", Blend)
+def test_what_is_to_be_tried_is_the_alpha_that_comes(blend: Blend) -> None:
+    """For every epoch of a life: alpha rises exactly where one was to be tried, and to that value."""
+    table = do(SlotTable.empty(1, 2), germinate(blend=blend))
+    for _ in range(8):
+        table = begin_epoch(table)[0]
+        tried = next_alpha(table)
+        after = end_epoch(table, evidence_for(table))[0]
+        assert torch.equal(tried.isnan(), after.alpha == table.alpha)
+        assert torch.equal(tried.where(~tried.isnan(), after.alpha), after.alpha)
+        table = after
+
+
+def test_a_blend_is_legal_while_it_can_be_decided_in_time() -> None:
+    """Exhaustively: masks, and what they allow, say the same for every number of epochs left."""
+    left = torch.arange(8)
+    table = SlotTable.empty(8, 2)
+    masks = masks_of(table, epochs_left=left)
+    assert masks.blend.tolist() == [[n >= 6] * 3 + [n >= 2] for n in range(8)]
+    assert masks.op[:, Op.GERMINATE].tolist() == [n >= 2 for n in range(8)]
+    assert masks.op[:, Op.WAIT].all()
+    for blend in Blend:
+        actions = torch.tensor([germinate(blend=blend)] * 8)
+        assert masks.allow(actions).tolist() == masks.blend[:, blend].tolist()
+        late = int((~masks.blend[:, blend]).nonzero()[-1])
+        with pytest.raises(IllegalActionError, match=f"GERMINATE .*for host {late},"):
+            check_actions(table, torch.where((left == late)[:, None], actions, 0), masks)
 
 
 def test_a_culled_slot_forgets_its_seed_cools_down_and_is_free_again() -> None:
@@ -246,7 +346,7 @@ def should_be_legal(action: ActionRow, slots: tuple[Condition, Condition], budge
     if op == Op.FOSSILIZE:
         return stage is Stage.HOLDING and measured_at_one
     if op == Op.CULL:
-        return stage is Stage.HOLDING or (stage is Stage.BLENDING and measurements >= 2)
+        return stage in (Stage.BLENDING, Stage.HOLDING) and measurements >= 2
     return slot == 0
 
 
@@ -303,7 +403,7 @@ def test_masked_lives_never_raise_and_unmasked_actions_always_do(script: list[tu
         assert table.equals(before)
         table = do(table, sorted(allowed)[choice % len(allowed)])
         value = contribution if measured else torch.nan
-        table = epoch(table, contribution=torch.full((1, 2), value))
+        table = epoch(table, contribution=torch.full((1, 2), value), trial=torch.full((1, 2), 0.1 * value))
         assert bool(((table.alpha >= 0) & (table.alpha <= 1)).all())
         assert torch.equal(table.occupied, table.blueprint > 0)
         assert torch.equal(table.params > 0, table.occupied)

@@ -98,6 +98,7 @@ def random_step(situation: Situation, panics: Tensor, generator: torch.Generator
         loss_finite=torch.ones(hosts, dtype=torch.bool),
         seed_gradient=torch.where(unhealthy, 0.0, 10 * rand(hosts, slots)),
         contribution=torch.where(rand(hosts, slots) < 0.1, torch.nan, rand(hosts, slots) - 0.4),
+        trial=torch.where(rand(hosts, slots) < 0.5, torch.nan, 0.1 * rand(hosts, slots) - 0.03),
     )
     table = end_epoch(table, evidence)[0]
     losses = {name: 3 * rand(hosts) for name in ("train_loss", "val_loss", "host_grad_norm")}

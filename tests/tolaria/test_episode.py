@@ -185,6 +185,7 @@ class NoisyHost(Host):
     """A host with running statistics and dropout, as people may register."""
 
     parts = ("first", "rest")
+    slot_sites = ("first",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,11 +213,11 @@ def test_an_episode_that_cannot_be_trained_ends_at_the_third_panic() -> None:
 
 def test_events_tell_the_story_of_a_seed() -> None:
     memory = MemorySink()
-    run_episode(tiny_task(), Schedule([Planting(1, 2, 1)]), 0, hub=Hub([memory]))
+    run_episode(tiny_task(), Schedule([Planting(1, 3, 1)]), 3, hub=Hub([memory]))  # a host whose alphas never hold
     moves = [event for event in memory.events if event.event_type is EventType.SEED_TRANSITION]
     assert [move.payload["to"] for move in moves] == ["GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED"]
     assert [move.payload["epoch"] for move in moves] == [2, 2, 3, 6, 7]
-    assert {(move.slot_id, move.payload["blueprint"]) for move in moves} == {("r0c2", "low_rank")}
+    assert {(move.slot_id, move.payload["blueprint"]) for move in moves} == {("r0c3", "low_rank")}
     kinds = [event.event_type for event in memory.events]
     assert kinds[0] is EventType.EPISODE_STARTED
     assert kinds[-1] is EventType.EPISODE_ENDED

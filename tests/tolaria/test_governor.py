@@ -117,7 +117,7 @@ def test_a_rollback_returns_network_seeds_and_optimiser_bit_for_bit(executor: st
     memory = MemorySink()
     population = Population(tiny_task(), 2, executor=executor, hub=Hub([memory]))
     population.start([0, 1])
-    population.step(torch.tensor([[0, 3, 0, Op.GERMINATE], [2, 1, 0, Op.GERMINATE]]))
+    population.step(torch.tensor([[0, 6, 3, Op.GERMINATE], [3, 1, 0, Op.GERMINATE]]))
     for _ in range(3):
         population.step(WAIT)
     table, good = population.table.clone(), training_state(population, 0)

@@ -205,7 +205,7 @@ def test_the_loss_of_the_committed_network_is_told_at_the_end(executor: str) -> 
     population = Population(host_task("mlp"), 2, EpisodeSettings(length=5), executor=executor)
     population.start([0, 1])
     wait = torch.zeros((2, 4), dtype=torch.int64)
-    population.step(torch.tensor([[0, 1, 0, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
+    population.step(torch.tensor([[1, 1, 0, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
     for _ in range(3):
         assert population.step(wait).final_loss.isnan().all()
     outcome = population.step(wait)

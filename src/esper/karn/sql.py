@@ -107,7 +107,7 @@ VIEWS = {
         _HOST,
         "slot_id AS slot",
         _take("INTEGER", "epoch"),
-        _take("VARCHAR", "blueprint from to"),
+        _take("VARCHAR", "blueprint from to reason"),
         _take("DOUBLE", "contribution"),
         _take("INTEGER", "params"),
         _take("BOOLEAN", "rolled_back"),

@@ -140,7 +140,7 @@ class GraftedModel(nn.Module):
         return action_masks(self.table, self.catalogue, self.budget)
 
     def germinate(self, slot: str, blueprint: str | int, blend: str | Blend = Blend.LINEAR) -> Transitions:
-        """Plant a seed of `blueprint` (name or id) in the slot; its alpha will rise along `blend`."""
+        """Plant a seed of `blueprint` (name or id) in the slot; its alpha rises along `blend`, or is 1 at once."""
         index = self.slot_index(slot)
         chosen = find_blueprint(self.sites[index].shape.family, blueprint)
         name = blend.name if isinstance(blend, Blend) else str(blend).upper()
@@ -185,18 +185,21 @@ class GraftedModel(nn.Module):
         loss: float,
         contributions: Tensor | Mapping[str, float],
         seed_gradients: Tensor | Mapping[str, float] | None = None,
+        trials: Tensor | Mapping[str, float] | None = None,
     ) -> Transitions:
         """To be called after an epoch, with what it showed; moves seeds on.
 
         `contributions` holds, for each blended seed, the score with it minus the score without it (see
-        `override_alpha`). Seed gradients are read from `.grad` where they are not given. Both may be
-        mappings from slot to value or tensors `[S]`.
+        `override_alpha`). Seed gradients are read from `.grad` where they are not given. `trials` holds, for each
+        seed whose alpha would rise, the score with it at its `next_alpha` minus the score; an alpha that was not tried
+        is taken. All three may be mappings from slot to value or tensors `[S]`.
         """
         evidence = EpochEvidence(
             torch.tensor([score]),
             torch.tensor([loss]).isfinite(),
             self.seed_gradient_norms() if seed_gradients is None else self._per_slot(seed_gradients, 0.0),
             self._per_slot(contributions, NOT_MEASURED),
+            self._per_slot({} if trials is None else trials, NOT_MEASURED),
         )
         table, transitions = lifecycle.end_epoch(self.table, evidence)
         self.follow(table)
@@ -230,7 +233,7 @@ class GraftedModel(nn.Module):
             gradients = [parameter.grad for parameter in slot.parameters() if parameter.grad is not None]
             if gradients:
                 norms[0, index] = get_total_norm(gradients)
-            elif self.table.stage[0, index] == Stage.TRAINING:
+            elif self.table.must_learn[0, index]:
                 raise InputError(
                     f"the seed behind {site.path!r} has no gradients to judge it by; "
                     "call end_epoch before zero_grad, or pass seed_gradients"

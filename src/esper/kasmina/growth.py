@@ -15,7 +15,6 @@ from esper.kasmina.sites import Reach, SiteShape, Source
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.table import SlotTable
 from esper.kasmina.taps import Pass, Tap, lay_taps
-from esper.leyline import Stage
 
 Isolation = Literal["straight-through", "shadow"]
 
@@ -79,11 +78,12 @@ class Growth:
 
     def follow(self, host: nn.Module, table: SlotTable) -> None:
         """Make modules, alphas, isolation and optimiser groups what `table` says, and keep it as the table."""
+        isolated = table.isolated[0].tolist()
         for index, blueprint_id in enumerate(table.blueprint[0].tolist()):
-            slot, stage = self.slot_list()[index], table.stage[0, index]
+            slot = self.slot_list()[index]
             if slot.blueprint_id != blueprint_id:
-                self._replace_seed(host, index, blueprint_id)
-            if blueprint_id and stage in (Stage.GERMINATED, Stage.TRAINING):
+                self._replace_seed(host, index, blueprint_id, silent=not isolated[index])
+            if isolated[index]:
                 slot.mode = SlotMode.ISOLATED if self.isolation == "straight-through" else SlotMode.OFF
             elif blueprint_id:
                 slot.mode = SlotMode.BLENDED
@@ -104,7 +104,7 @@ class Growth:
         source = site.source_of(blueprint)
         return None if source is None else next(tap for tap in self.host_pass.taps if tap.source == source)
 
-    def _replace_seed(self, host: nn.Module, index: int, blueprint_id: int) -> None:
+    def _replace_seed(self, host: nn.Module, index: int, blueprint_id: int, *, silent: bool) -> None:
         slot, site = self.slot_list()[index], self.sites[index]
         if slot.seed is not None:
             if self.optimizer is not None:
@@ -118,7 +118,7 @@ class Growth:
             # The generator of the CPU alone: seeds are made there, and others may draw from those of devices.
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
             blueprint = find_blueprint(site.shape.family, blueprint_id)
-            seed = blueprint.build(site.shape)
+            seed = blueprint.build(site.shape, silent)
             seed.to(*self.place(host, site)).train(neighbour.training)
         if self.optimizer is not None:
             add_seed(self.optimizer, site.slot_id, seed, host, site.path, self.seed_groups)

@@ -11,11 +11,13 @@ from esper.kasmina.blueprints import blueprints_of, num_blueprints
 from esper.kasmina.sites import SiteShape
 from esper.kasmina.table import SlotTable
 from esper.leyline import (
+    EPOCHS_TO_DECIDE,
     MEASUREMENTS_BEFORE_CULL,
     NUM_BLENDS,
     NUM_OPS,
     OP_TARGETS,
     TRANSITIONS,
+    Blend,
     Mover,
     Op,
     Stage,
@@ -57,7 +59,7 @@ class ActionMasks:
     | op | [N, O] | the op is legal in some slot |
     | slot | [N, O, S] | the op is legal in this slot; for WAIT only the index 0, which means nothing |
     | blueprint | [N, S, B] | the blueprint fits this slot and the budget left |
-    | blend | [N, L] | all are always legal |
+    | blend | [N, L] | a seed blended in this way can be decided in the epochs left |
     """
 
     op: Tensor
@@ -70,10 +72,11 @@ class ActionMasks:
         slot, blueprint, blend, op = actions.unbind(1)
         in_range = (actions >= 0).all(1) & (op < NUM_OPS) & (slot < self.slot.shape[2])
         in_range &= (blueprint < self.blueprint.shape[2]) & (blend < NUM_BLENDS)
-        slot, blueprint, op = (column.where(in_range, 0) for column in (slot, blueprint, op))
+        slot, blueprint, blend, op = (column.where(in_range, 0) for column in (slot, blueprint, blend, op))
         host = torch.arange(len(actions))
         irrelevant_unset = torch.where(op == Op.GERMINATE, True, (blueprint == 0) & (blend == 0))
-        seedable = torch.where(op == Op.GERMINATE, self.blueprint[host, slot, blueprint], True)
+        seed = self.blueprint[host, slot, blueprint] & self.blend[host, blend]
+        seedable = torch.where(op == Op.GERMINATE, seed, True)
         return in_range & self.slot[host, op, slot] & seedable & irrelevant_unset
 
     def without(self, op: Op, hosts: Tensor) -> "ActionMasks":
@@ -85,24 +88,34 @@ class ActionMasks:
 
 def _stages_allowing(op: Op) -> Tensor:
     """`[8]` bool: the stages from which the transition table lets `op` move a slot."""
-    return torch.tensor([TRANSITIONS.get((stage, OP_TARGETS[op])) is Mover.ACTION for stage in Stage])
+    return torch.tensor([Mover.ACTION in TRANSITIONS.get((stage, OP_TARGETS[op]), Mover(0)) for stage in Stage])
 
 
 _ALLOWING = {op: _stages_allowing(op) for op in OP_TARGETS}
+_TIME_NEEDED = torch.tensor([EPOCHS_TO_DECIDE[blend] for blend in Blend])
+_PROTECTED_STAGES = torch.tensor([Stage.BLENDING, Stage.HOLDING])
 
 
-def action_masks(table: SlotTable, catalogue: Catalogue, budget: Tensor) -> ActionMasks:
-    """The masks of all hosts; `budget [N]` is the most parameters that a host's seeds may add together."""
+def action_masks(
+    table: SlotTable, catalogue: Catalogue, budget: Tensor, epochs_left: Tensor | None = None
+) -> ActionMasks:
+    """The masks of all hosts; `budget [N]` is the most parameters that a host's seeds may add together.
+
+    `epochs_left [N]` forbids seeds that could not be decided in time; without it there is always time.
+    """
     num_hosts, num_slots = table.shape
     left = budget - table.added_params
     blueprint = catalogue.fits & (catalogue.params <= left[:, None, None])
 
     slot = torch.zeros((num_hosts, NUM_OPS, num_slots), dtype=torch.bool)
     slot[:, Op.WAIT, 0] = True
-    slot[:, Op.GERMINATE] = _ALLOWING[Op.GERMINATE][table.stage] & blueprint.any(2)
+    blend = torch.ones((num_hosts, NUM_BLENDS), dtype=torch.bool)
+    if epochs_left is not None:
+        blend &= epochs_left[:, None] >= _TIME_NEEDED
+    slot[:, Op.GERMINATE] = _ALLOWING[Op.GERMINATE][table.stage] & blueprint.any(2) & blend.any(1)[:, None]
     slot[:, Op.FOSSILIZE] = _ALLOWING[Op.FOSSILIZE][table.stage] & table.proven
-    # A seed gets its chance: while it blends it is safe until it has been measured often enough.
-    protected = (table.stage == Stage.BLENDING) & (table.measurements < MEASUREMENTS_BEFORE_CULL)
+    # A seed gets its chance: it is safe until it has been measured often enough.
+    protected = torch.isin(table.stage, _PROTECTED_STAGES) & (table.measurements < MEASUREMENTS_BEFORE_CULL)
     slot[:, Op.CULL] = _ALLOWING[Op.CULL][table.stage] & ~protected
 
-    return ActionMasks(slot.any(2), slot, blueprint, torch.ones((num_hosts, NUM_BLENDS), dtype=torch.bool))
+    return ActionMasks(slot.any(2), slot, blueprint, blend)

@@ -18,8 +18,10 @@ from esper.leyline import (
     EMBARGO_EPOCHS,
     HEAD_NAMES,
     MAX_BLEND_PAUSES,
+    MAX_HOLDS,
     TRAINING_EPOCHS,
     TRANSITIONS,
+    TRIAL_TOLERANCE,
     Blend,
     IllegalActionError,
     InputError,
@@ -28,6 +30,8 @@ from esper.leyline import (
 )
 
 _LEGAL_MOVES = torch.tensor([[(old, new) in TRANSITIONS for new in Stage] for old in Stage])
+_ROUNDING = 1e-6
+"""Scores are single precision, and a fall by just one point is not more than a point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class Transitions:
     new: Tensor
     epochs_in_old: Tensor
     """Epochs that the old table had counted in the stage that was left."""
+    refused: Tensor
+    """Bool: culled because its next alpha would have cost too much once too often."""
 
     def __len__(self) -> int:
         return len(self.host)
@@ -55,12 +61,14 @@ class EpochEvidence:
     | loss_finite | [N] | the training loss stayed finite |
     | seed_gradient | [N, S] | gradient norm of each seed over the epoch |
     | contribution | [N, S] | score with the seed minus score without it; NaN where not measured |
+    | trial | [N, S] | score with the seed at its `next_alpha` minus the score; NaN where not tried |
     """
 
     score: Tensor
     loss_finite: Tensor
     seed_gradient: Tensor
     contribution: Tensor
+    trial: Tensor
 
 
 def move(table: SlotTable, where: Tensor, new: Stage) -> None:
@@ -103,6 +111,7 @@ def act(
     move(new, germinated, Stage.GERMINATED)
     new.blueprint = torch.where(germinated, blueprint[:, None] + 1, new.blueprint)
     new.blend = torch.where(germinated, blend[:, None], new.blend)
+    new.alpha = torch.where(germinated & (new.blend == Blend.INSTANT), 1.0, new.alpha)
     new.params = torch.where(germinated, catalogue.params[slot, blueprint][:, None], new.params)
     new.score_at_germination = torch.where(germinated, score[:, None], new.score_at_germination)
 
@@ -112,10 +121,20 @@ def act(
 
 
 def begin_epoch(table: SlotTable) -> tuple[SlotTable, Transitions]:
-    """What the start of an epoch changes: germinated seeds begin to train."""
+    """What the start of an epoch changes: germinated seeds begin to train, but for those that joined at once."""
     new = table.clone()
-    move(new, table.stage == Stage.GERMINATED, Stage.TRAINING)
+    move(new, (table.stage == Stage.GERMINATED) & table.isolated, Stage.TRAINING)
     return new, stage_changes(table, new)
+
+
+def next_alpha(table: SlotTable) -> Tensor:
+    """`[N, S]`: the alpha that a seed would get at the end of the present epoch; NaN where none would rise.
+
+    What the network scores with it belongs into `EpochEvidence.trial`; an alpha that was not tried is taken.
+    """
+    ready = _at_gate(table) & table.healthy
+    rising = ready | ((table.stage == Stage.BLENDING) & (table.blend_epoch < BLENDING_EPOCHS))
+    return torch.where(rising, blend_alpha(table.blend, table.blend_epoch + 1), torch.nan)
 
 
 def end_epoch(table: SlotTable, evidence: EpochEvidence) -> tuple[SlotTable, Transitions]:
@@ -123,12 +142,13 @@ def end_epoch(table: SlotTable, evidence: EpochEvidence) -> tuple[SlotTable, Tra
     new = table.clone()
     new.epochs_in_stage += 1
     _record(new, table, evidence)
-    _advance_training(new, table, evidence)
-    _advance_blending(new, table)
+    _judge_learning(new, table, evidence)
+    move(new, (table.stage == Stage.BLENDING) & (table.blend_epoch >= BLENDING_EPOCHS), Stage.HOLDING)
+    refused = _raise_alpha(new, table, evidence)
     cooled = new.epochs_in_stage >= EMBARGO_EPOCHS
     move(new, (table.stage == Stage.CULLED) & cooled, Stage.EMBARGOED)
     move(new, (table.stage == Stage.EMBARGOED) & cooled, Stage.DORMANT)
-    return new, stage_changes(table, new)
+    return new, stage_changes(table, new, refused)
 
 
 def plant_fossils(table: SlotTable, planted: Mapping[int, int], catalogue: Catalogue) -> SlotTable:
@@ -165,8 +185,7 @@ def settle(table: SlotTable, kept: Tensor) -> SlotTable:
 
 
 def _record(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:
-    occupied = table.occupied
-    blended = occupied & (table.alpha > 0)
+    occupied, blended = table.occupied, table.blended
     measured = blended & ~evidence.contribution.isnan()
     new.measurements += measured
     new.proven |= measured & (table.alpha == 1)
@@ -177,28 +196,34 @@ def _record(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:
     new.seed_grad_norm = torch.where(occupied, evidence.seed_gradient, new.seed_grad_norm)
 
 
-def _advance_training(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:
-    training = table.stage == Stage.TRAINING
-    learned = evidence.seed_gradient.isfinite() & (evidence.seed_gradient > 0)
-    new.healthy &= ~training | (evidence.loss_finite[:, None] & learned)
-    at_gate = training & (new.epochs_in_stage >= TRAINING_EPOCHS)
-    passed = at_gate & new.healthy
-    move(new, passed, Stage.BLENDING)
-    new.blend_epoch[passed] = 1
-    new.alpha = torch.where(passed, blend_alpha(new.blend, new.blend_epoch), new.alpha)
-    _cull(new, at_gate & ~passed)
+def _at_gate(table: SlotTable) -> Tensor:
+    """Seeds whose time in TRAINING is over when this epoch ends; those that were held back come again."""
+    return (table.stage == Stage.TRAINING) & (table.epochs_in_stage + 1 >= TRAINING_EPOCHS)
 
 
-def _advance_blending(new: SlotTable, table: SlotTable) -> None:
-    blending = table.stage == Stage.BLENDING
-    finished = table.blend_epoch >= BLENDING_EPOCHS
-    move(new, blending & finished, Stage.HOLDING)
-    rising = blending & ~finished
+def _judge_learning(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> None:
+    """Cull what has not learned: instant seeds after their first epoch, the others at their gate."""
+    learned = evidence.loss_finite[:, None] & evidence.seed_gradient.isfinite() & (evidence.seed_gradient > 0)
+    new.healthy &= ~table.must_learn | learned
+    instant = table.must_learn & (table.stage == Stage.GERMINATED)
+    move(new, instant & new.healthy, Stage.HOLDING)
+    _cull(new, (instant | _at_gate(table)) & ~new.healthy)
+
+
+def _raise_alpha(new: SlotTable, table: SlotTable, evidence: EpochEvidence) -> Tensor:
+    """Let alphas rise where that does not cost too much; returns what was culled because it did so too often."""
+    rising = ~next_alpha(table).isnan() & (new.stage == table.stage)
     pausing = rising & (new.blend == Blend.GATED) & (new.contribution < 0) & (new.pauses < MAX_BLEND_PAUSES)
     new.pauses += pausing
-    climbing = rising & ~pausing
+    costly = rising & ~pausing & (evidence.trial < -TRIAL_TOLERANCE - _ROUNDING)
+    refused = costly & (new.holds >= MAX_HOLDS)
+    new.holds += costly
+    climbing = rising & ~pausing & ~costly
+    move(new, climbing & (table.stage == Stage.TRAINING), Stage.BLENDING)
     new.blend_epoch += climbing
     new.alpha = torch.where(climbing, blend_alpha(new.blend, new.blend_epoch), new.alpha)
+    _cull(new, refused)
+    return refused
 
 
 def _cull(table: SlotTable, where: Tensor) -> None:
@@ -206,10 +231,10 @@ def _cull(table: SlotTable, where: Tensor) -> None:
     table.clear(where)
 
 
-def stage_changes(old: SlotTable, new: SlotTable) -> Transitions:
-    """Where the stages of two tables differ."""
+def stage_changes(old: SlotTable, new: SlotTable, refused: Tensor | None = None) -> Transitions:
+    """Where the stages of two tables differ; `refused [N, S]` (bool) marks seeds culled for their next alpha."""
     host, slot = (old.stage != new.stage).nonzero(as_tuple=True)
-    columns = (old.stage, new.stage, old.epochs_in_stage)
+    columns = (old.stage, new.stage, old.epochs_in_stage, torch.zeros_like(old.healthy) if refused is None else refused)
     return Transitions(host, slot, *(column[host, slot] for column in columns))
 
 

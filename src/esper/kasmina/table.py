@@ -11,7 +11,7 @@ from esper.kasmina.blueprints import num_blueprints
 from esper.leyline import NO_BLUEPRINT, NUM_BLENDS, OCCUPIED_STAGES, InputError, Stage
 
 NOT_MEASURED = float("nan")
-_COUNTS = ("epochs_in_stage", "blend_epoch", "pauses", "measurements", "params")
+_COUNTS = ("epochs_in_stage", "blend_epoch", "pauses", "holds", "measurements", "params")
 _MOST = 2**53
 """More than any count comes to."""
 _OCCUPIED_CODES = torch.tensor([stage.value for stage in OCCUPIED_STAGES])
@@ -35,10 +35,12 @@ class SlotTable:
     """Which epoch of the blending schedule sets alpha, 1 to 3; 0 before blending."""
     pauses: Tensor
     """How often a gated blend has stood still."""
+    holds: Tensor
+    """How often alpha has held because the next one would have cost too much."""
     healthy: Tensor
-    """Whether every TRAINING epoch had a finite loss and a seed gradient."""
+    """Whether every epoch in which the seed had to learn had a finite loss and a seed gradient."""
     measurements: Tensor
-    """Counterfactuals taken since blending began."""
+    """Counterfactuals taken since alpha rose above 0."""
     proven: Tensor
     """Whether the seed has been measured at alpha 1."""
     contribution: Tensor
@@ -94,6 +96,21 @@ class SlotTable:
         return torch.isin(self.stage, _OCCUPIED_CODES)
 
     @property
+    def isolated(self) -> Tensor:
+        """`[N, S]` bool: the slot holds a seed at alpha 0, which learns without touching its host."""
+        return self.occupied & (self.alpha == 0)
+
+    @property
+    def blended(self) -> Tensor:
+        """`[N, S]` bool: the slot holds a seed that takes part in the host's output."""
+        return self.occupied & (self.alpha > 0)
+
+    @property
+    def must_learn(self) -> Tensor:
+        """`[N, S]` bool: seeds that go on only with a gradient: in TRAINING, and instant ones in their first epoch."""
+        return (self.stage == Stage.TRAINING) | ((self.stage == Stage.GERMINATED) & self.blended)
+
+    @property
     def added_params(self) -> Tensor:
         """`[N]`: parameters that all seeds of a host add."""
         return self.params.sum(1)
@@ -135,6 +152,7 @@ _DORMANT: dict[str, Any] = {
     "epochs_in_stage": 0,
     "blend_epoch": 0,
     "pauses": 0,
+    "holds": 0,
     "healthy": True,
     "measurements": 0,
     "proven": False,

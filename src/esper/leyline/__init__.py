@@ -1,6 +1,6 @@
 """Leyline: what all packages agree on. Enums, records, constants and thresholds; imports nothing of ours."""
 
-from esper.leyline.actions import NUM_BLENDS, NUM_OPS, OP_TARGETS, Action, Blend, Op
+from esper.leyline.actions import EPOCHS_TO_DECIDE, NUM_BLENDS, NUM_OPS, OP_TARGETS, Action, Blend, Op
 from esper.leyline.constants import (
     BLENDING_EPOCHS,
     DEFAULT_ADAM_EPS,
@@ -20,12 +20,13 @@ from esper.leyline.constants import (
     DEFAULT_VALUE_CLIP,
     DEFAULT_VALUE_COEF,
     EMBARGO_EPOCHS,
-    EPOCHS_TO_DECIDE,
     HEAD_NAMES,
     MAX_BLEND_PAUSES,
+    MAX_HOLDS,
     MEASUREMENTS_BEFORE_CULL,
     NO_BLUEPRINT,
     TRAINING_EPOCHS,
+    TRIAL_TOLERANCE,
 )
 from esper.leyline.errors import (
     DamagedFileError,
@@ -109,6 +110,7 @@ __all__ = [
     "LSTM_MAGNITUDE",
     "MASK_FILL",
     "MAX_BLEND_PAUSES",
+    "MAX_HOLDS",
     "MAX_RATIO",
     "MEASUREMENTS_BEFORE_CULL",
     "MIN_EXPLAINED_VARIANCE",
@@ -129,6 +131,7 @@ __all__ = [
     "SEED_VANISHING_GRADIENT",
     "TRAINING_EPOCHS",
     "TRANSITIONS",
+    "TRIAL_TOLERANCE",
     "VALUE_DIVERGENCE",
     "VALUE_WARM_UP",
     "Action",

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 from esper.leyline.checks import check_field_types
-from esper.leyline.constants import HEAD_NAMES
+from esper.leyline.constants import BLENDING_EPOCHS, HEAD_NAMES, TRAINING_EPOCHS
 from esper.leyline.errors import InputError
 from esper.leyline.stages import Stage
 
@@ -22,15 +22,22 @@ class Op(IntEnum):
 
 
 class Blend(IntEnum):
-    """How alpha rises from 0 to 1 while a seed is blended in."""
+    """How a seed is blended in: its alpha rises from 0 to 1 along one of three ways, or is 1 from the start."""
 
     LINEAR = 0
     SIGMOID = 1
     GATED = 2
+    INSTANT = 3
 
 
 NUM_OPS: Final = len(Op)
 NUM_BLENDS: Final = len(Blend)
+
+EPOCHS_TO_DECIDE: Final[Mapping[Blend, int]] = MappingProxyType(
+    {blend: 2 if blend is Blend.INSTANT else TRAINING_EPOCHS + BLENDING_EPOCHS + 1 for blend in Blend}
+)
+"""Epochs from the germination of a seed until it can have been kept, at best: until it has been measured at alpha 1,
+and one for the decision."""
 
 OP_TARGETS: Final[Mapping[Op, Stage]] = MappingProxyType(
     {Op.GERMINATE: Stage.GERMINATED, Op.FOSSILIZE: Stage.FOSSILIZED, Op.CULL: Stage.CULLED}

@@ -29,11 +29,13 @@ TRAINING_EPOCHS: Final = 2
 """Epochs a seed learns in isolation before its gate opens."""
 BLENDING_EPOCHS: Final = 3
 """Epochs over which alpha rises to 1, pauses aside."""
-EPOCHS_TO_DECIDE: Final = TRAINING_EPOCHS + BLENDING_EPOCHS + 1
-"""Epochs from the germination of a seed until it can be kept: it learns, blends in, and is measured at alpha 1."""
 MAX_BLEND_PAUSES: Final = 2
 """How often a gated blend may stand still on a negative contribution."""
+MAX_HOLDS: Final = 2
+"""How often alpha may hold because the next one would cost too much; the seed is culled at the next time."""
+TRIAL_TOLERANCE: Final = 0.01
+"""By how much the validation score may fall with a seed's next alpha for that alpha to be taken: one point."""
 MEASUREMENTS_BEFORE_CULL: Final = 2
-"""Counterfactuals a blending seed is given before it may be culled."""
+"""Counterfactuals a seed is given, once it is blended in or being so, before it may be culled."""
 EMBARGO_EPOCHS: Final = 1
 """Epochs spent in each of CULLED and EMBARGOED before a slot is free again."""

@@ -72,6 +72,8 @@ class EventType(StrEnum):
     EPISODE_STARTED = "episode_started"
     EPOCH_COMPLETED = "epoch_completed"
     SEED_TRANSITION = "seed_transition"
+    ALPHA_HELD = "alpha_held"
+    """A seed keeps its alpha, because the next one would cost too much."""
     GOVERNOR_ROLLBACK = "governor_rollback"
     EPISODE_ENDED = "episode_ended"
     RUN_STARTED = "run_started"

@@ -1,7 +1,7 @@
 """The life of a seed: its stages, and which move leads from one to the next."""
 
 from collections.abc import Mapping
-from enum import Enum, IntEnum
+from enum import Flag, IntEnum, auto
 from types import MappingProxyType
 from typing import Final
 
@@ -19,21 +19,23 @@ class Stage(IntEnum):
     EMBARGOED = 7
 
 
-class Mover(Enum):
-    """Who makes a transition happen."""
+class Mover(Flag):
+    """Who may make a transition happen; for some, both."""
 
-    ACTION = "action"
-    ENVIRONMENT = "environment"
+    ACTION = auto()
+    ENVIRONMENT = auto()
 
 
 TRANSITIONS: Final[Mapping[tuple[Stage, Stage], Mover]] = MappingProxyType(
     {
         (Stage.DORMANT, Stage.GERMINATED): Mover.ACTION,
         (Stage.GERMINATED, Stage.TRAINING): Mover.ENVIRONMENT,
+        (Stage.GERMINATED, Stage.HOLDING): Mover.ENVIRONMENT,
+        (Stage.GERMINATED, Stage.CULLED): Mover.ENVIRONMENT,
         (Stage.TRAINING, Stage.BLENDING): Mover.ENVIRONMENT,
         (Stage.TRAINING, Stage.CULLED): Mover.ENVIRONMENT,
         (Stage.BLENDING, Stage.HOLDING): Mover.ENVIRONMENT,
-        (Stage.BLENDING, Stage.CULLED): Mover.ACTION,
+        (Stage.BLENDING, Stage.CULLED): Mover.ACTION | Mover.ENVIRONMENT,
         (Stage.HOLDING, Stage.FOSSILIZED): Mover.ACTION,
         (Stage.HOLDING, Stage.CULLED): Mover.ACTION,
         (Stage.CULLED, Stage.EMBARGOED): Mover.ENVIRONMENT,

@@ -73,6 +73,24 @@ class SeedTransition(Payload):
     contribution: float | None = None
     """As last measured before this; None if it was not."""
     params: int = 0
+    reason: str | None = None
+    """Why a seed was culled that nobody asked to cull; None for every other move."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlphaHeld(Payload):
+    """A seed keeps its alpha for another epoch, because the next one would cost too much."""
+
+    kind = EventType.ALPHA_HELD
+    epoch: int
+    blueprint: str
+    alpha: float
+    """As it stays."""
+    next_alpha: float
+    cost: float
+    """By how much the validation score falls with the next alpha."""
+    holds: int
+    """How often this has happened to the seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +312,7 @@ _RECORDS: tuple[type[Payload], ...] = (
     EpisodeStarted,
     EpochCompleted,
     SeedTransition,
+    AlphaHeld,
     GovernorRollback,
     EpisodeEnded,
     DecisionsRecorded,

@@ -99,7 +99,8 @@ class Heuristic:
         memory.payoff[blueprint] = max(contribution - owed, memory.payoff.get(blueprint, -1.0))
         if contribution > self.settings.margin * owed and situation.masks.slot[host, Op.FOSSILIZE, slot]:
             return torch.tensor([slot, 0, 0, Op.FOSSILIZE])
-        if int(table.epochs_in_stage[host, slot]) >= self.settings.patience:
+        overdue = int(table.epochs_in_stage[host, slot]) >= self.settings.patience
+        if overdue and situation.masks.slot[host, Op.CULL, slot]:
             return torch.tensor([slot, 0, 0, Op.CULL])
         return wait(1)[0]
 
@@ -114,7 +115,9 @@ class Heuristic:
 
     def _germinate(self, situation: Situation, host: int, memory: _Memory) -> Tensor:
         """The next untried blueprint, or else the best-paying, in the first free slot where its rent is low enough."""
-        legal = situation.masks.slot[host, Op.GERMINATE][:, None] & situation.masks.blueprint[host]
+        masks = situation.masks
+        in_time = masks.slot[host, Op.GERMINATE] & masks.blend[host, Blend.LINEAR]
+        legal = in_time[:, None] & masks.blueprint[host]
         owed = rent(situation.catalogue.params, situation.host_params, situation.price[host])
         open_to = legal & (owed <= self.settings.max_rent)
         possible = [index for index in self.settings.order if index < open_to.shape[1] and open_to[:, index].any()]

@@ -55,9 +55,9 @@ class Random:
         op = self._draw(masks.op)
         slot = self._draw(masks.slot[host, op])
         germinates = op == Op.GERMINATE
-        # Rows that do not germinate may have no legal blueprint; what they draw is dropped below.
+        # Rows that do not germinate may have no legal blueprint or blend; what they draw is dropped below.
         blueprint = self._draw(masks.blueprint[host, slot] | ~germinates[:, None])
-        blend = self._draw(masks.blend)
+        blend = self._draw(masks.blend | ~germinates[:, None])
         actions[:, 0], actions[:, 3] = slot, op
         actions[:, 1], actions[:, 2] = blueprint.where(germinates, 0), blend.where(germinates, 0)
         return actions
@@ -109,7 +109,7 @@ class Schedule:
             known = planting.slot < masks.blueprint.shape[1] and planting.blueprint < masks.blueprint.shape[2]
             if planting.step != step or not known:
                 continue
-            legal = masks.slot[host, Op.GERMINATE, planting.slot]
+            legal = masks.slot[host, Op.GERMINATE, planting.slot] & masks.blend[host, Blend.LINEAR]
             if legal and masks.blueprint[host, planting.slot, planting.blueprint]:
                 return torch.tensor([planting.slot, planting.blueprint, Blend.LINEAR, Op.GERMINATE])
         keepable = masks.slot[host, Op.FOSSILIZE].nonzero().flatten().tolist()

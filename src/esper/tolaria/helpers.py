@@ -127,22 +127,34 @@ def evaluate(
 
 @torch.inference_mode()
 def measure(
-    model: GraftedModel, task: Task, split: Split, *, what_if: bool = False, passes: Passes = EAGER
+    model: GraftedModel,
+    task: Task,
+    split: Split,
+    *,
+    what_if: bool = False,
+    trials: Tensor | None = None,
+    passes: Passes = EAGER,
 ) -> Measurement:
     """Validate one network, and measure the contribution of every blended seed, in one forward pass.
 
     The samples are repeated once per blended seed, and each copy runs with that seed's alpha at 0. With
-    `what_if` they are repeated for seeds at alpha 0 too, at alpha 1. The fields have one row.
+    `what_if` they are repeated for seeds at alpha 0 too, at alpha 1, and once for each alpha in `trials [S]` that is
+    not NaN. The fields have one row.
     """
     table = model.table
-    blended = (table.occupied & (table.alpha > 0))[0].nonzero().flatten().tolist()
-    isolated = (table.occupied & (table.alpha == 0))[0].nonzero().flatten().tolist() if what_if else []
-    alphas = table.alpha[0].repeat(1 + len(blended) + len(isolated), 1)
-    for copy, slot in enumerate([*blended, *isolated], start=1):
-        alphas[copy, slot] = 0.0 if slot in blended else 1.0
+    blended = table.blended[0].nonzero().flatten().tolist()
+    isolated = table.isolated[0].nonzero().flatten().tolist() if what_if else []
+    tried = [] if trials is None else (~trials.isnan()).nonzero().flatten().tolist()
+    forced = [(slot, 0.0) for slot in blended] + [(slot, 1.0) for slot in isolated]
+    forced += [] if trials is None else [(slot, float(trials[slot])) for slot in tried]
+    alphas = table.alpha[0].repeat(1 + len(forced), 1)
+    for copy, (slot, alpha) in enumerate(forced, start=1):
+        alphas[copy, slot] = alpha
     parameter = next(model.parameters())
     loss, score = evaluate(model, task, place(split, parameter.device, parameter.dtype), alphas, passes)
-    contributions, prospects = torch.full((2, 1, len(model.sites)), NOT_MEASURED, device=score.device)
-    contributions[0, blended] = score[0] - score[1 : 1 + len(blended)]
-    prospects[0, isolated] = score[1 + len(blended) :] - score[0]
-    return Measurement(loss[:1], score[:1], contributions, prospects)
+    own, without, with_all, with_more = score.split([1, len(blended), len(isolated), len(tried)])
+    contributions, prospects, gains = torch.full((3, 1, len(model.sites)), NOT_MEASURED, device=score.device)
+    contributions[0, blended] = own - without
+    prospects[0, isolated] = with_all - own
+    gains[0, tried] = with_more.nan_to_num(0.0) - own
+    return Measurement(loss[:1], own, contributions, prospects, gains)

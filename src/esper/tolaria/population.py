@@ -21,6 +21,7 @@ from esper.kasmina import (
     drop_unfinished,
     end_epoch,
     find_blueprint,
+    next_alpha,
     plant_fossils,
     stage_changes,
 )
@@ -135,9 +136,8 @@ class Population:
         running = ~self.ended
         self._act(torch.where(running[:, None], actions, 0))
         result = self.executor.train_epoch()
-        measured = self.executor.measure(self.task.splits().val, what_if=self.settings.what_if)
-        evidence = EpochEvidence(measured.score, result.loss.isfinite(), result.seed_grad_norms, measured.contributions)
-        self._change(*end_epoch(self.table, evidence))
+        measured = self._measure()
+        self._end_epoch(result, measured)
         panicked = self._govern(result, measured, running)
         terminated = running & self._governor.exhausted
         truncated = running & ~terminated & (self.signals.epoch >= self.length)
@@ -160,6 +160,18 @@ class Population:
         self._change(*act(self.table, actions, self.executor.catalogue, self.budget, self.situation.score))
         self._change(*begin_epoch(self.table))
         self._follow(self.table)
+
+    def _measure(self) -> Measurement:
+        """Validate all hosts at the end of an epoch, with each alpha that is to rise tried in advance."""
+        splits = self.task.splits()
+        return self.executor.measure(splits.val, what_if=self.settings.what_if, trials=next_alpha(self.table))
+
+    def _end_epoch(self, result: EpochResult, measured: Measurement) -> None:
+        before = self.table
+        finite, gradients = result.loss.isfinite(), result.seed_grad_norms
+        evidence = EpochEvidence(measured.score, finite, gradients, measured.contributions, measured.trials)
+        self._change(*end_epoch(before, evidence))
+        self._reporter.held(before, self.table, measured.trials, self.signals.epoch + 1)
 
     def _change(self, table: SlotTable, transitions: Transitions) -> None:
         """Take over a table and tell what changed; networks follow when they are needed."""

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from esper.kasmina import Site, SlotTable, Transitions, find_blueprint
+from esper.kasmina import Site, SlotTable, Transitions, find_blueprint, next_alpha
 from esper.leyline import Stage
 from esper.nissa import Hub
 from esper.nissa.events import (
+    AlphaHeld,
     EpisodeEnded,
     EpisodeStarted,
     EpochCompleted,
@@ -36,8 +37,8 @@ class EpisodeReporter:
         """Seeds changed their stage; `before` still knows the blueprint of one that is gone."""
         if not self._hub.hears(SeedTransition.severity):
             return
-        columns = (changes.host, changes.slot, changes.old, changes.new)
-        for host, slot, old, new in zip(*(column.tolist() for column in columns), strict=True):
+        columns = (changes.host, changes.slot, changes.old, changes.new, changes.refused)
+        for host, slot, old, new, refused in zip(*(column.tolist() for column in columns), strict=True):
             site = self._sites[slot]
             blueprint = max(int(before.blueprint[host, slot]), int(after.blueprint[host, slot]))
             contribution = float(before.contribution[host, slot])
@@ -49,6 +50,24 @@ class EpisodeReporter:
                 rolled_back=rolled_back,
                 contribution=None if contribution != contribution else contribution,
                 params=max(int(before.params[host, slot]), int(after.params[host, slot])),
+                reason=None if rolled_back else _reason(Stage(old), Stage(new), refused),
+            )
+            self._hub.tell(payload, env_id=host, slot_id=site.slot_id)
+
+    def held(self, before: SlotTable, after: SlotTable, trials: Tensor, epoch: Tensor) -> None:
+        """Alphas did not rise from `before` to `after`, because `trials [N, S]` showed what that would cost."""
+        if not self._hub.hears(AlphaHeld.severity):
+            return
+        tried = next_alpha(before)
+        for host, slot in (after.holds > before.holds).nonzero().tolist():
+            site = self._sites[slot]
+            payload = AlphaHeld(
+                epoch=int(epoch[host]),
+                blueprint=find_blueprint(site.shape.family, int(after.blueprint[host, slot])).name,
+                alpha=float(after.alpha[host, slot]),
+                next_alpha=float(tried[host, slot]),
+                cost=-float(trials[host, slot]),
+                holds=int(after.holds[host, slot]),
             )
             self._hub.tell(payload, env_id=host, slot_id=site.slot_id)
 
@@ -94,3 +113,9 @@ class EpisodeReporter:
         params = self._host_params + added_params
         payload = EpisodeEnded(val_score=val_score, test_score=test_score, added_params=added_params, params=params)
         self._hub.tell(payload, env_id=host)
+
+
+def _reason(old: Stage, new: Stage, refused: bool) -> str | None:
+    if new is not Stage.CULLED or not (refused or old in (Stage.GERMINATED, Stage.TRAINING)):
+        return None
+    return "it would have cost more than a point three times" if refused else "it did not learn"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import esper
 from esper.api.growing.budget import Limits, added_flops
 from esper.kasmina import Catalogue, EpochEvidence, Family, SiteShape, SlotTable, act, begin_epoch, end_epoch
-from esper.leyline import DEFAULT_PRICE, InputError, Op, Stage
+from esper.leyline import DEFAULT_PRICE, MEASUREMENTS_BEFORE_CULL, InputError, Op, Stage
 from esper.tamiyo import Random
 from esper.tolaria import SignalTable, Situation
 from tests.api.growing.builders import grow, make_grower
@@ -26,6 +26,7 @@ def random_evidence(table: SlotTable, dice: torch.Generator) -> EpochEvidence:
         torch.rand(hosts, generator=dice) > 0.02,
         torch.rand(shape, generator=dice) - 0.02,
         torch.rand(shape, generator=dice) - 0.5,
+        torch.rand(shape, generator=dice) - 0.3,
     )
 
 
@@ -83,6 +84,7 @@ def test_each_limit_binds_alone() -> None:
 def test_culled_seeds_give_their_share_back() -> None:
     catalogue, table = Catalogue.of(SITES), SlotTable.empty(1, 3)
     table.stage[0, 0], table.blueprint[0, 0], table.params[0, 0] = Stage.HOLDING.value, 4, catalogue.params[0, 3]
+    table.measurements[0, 0] = MEASUREMENTS_BEFORE_CULL
     limits = Limits(int(catalogue.params[0, 3]), 10**9)
     assert not limits.masks(table, catalogue).op[0, Op.GERMINATE]
     table, _ = act(table, torch.tensor([[0, 0, 0, Op.CULL]]), catalogue, torch.tensor([limits.params]), torch.zeros(1))

@@ -10,8 +10,20 @@ from torch import nn
 
 import esper
 from esper.kasmina import take_snapshot
-from esper.leyline import Op, Stage
-from tests.api.growing.builders import LIFE, Script, assert_same, cull, germinate, grow, make_data, make_grower, train
+from esper.leyline import Blend, IllegalActionError, Op, Stage
+from tests.api.growing.builders import (
+    LIFE,
+    WAIT,
+    Script,
+    assert_same,
+    cull,
+    fossilize,
+    germinate,
+    grow,
+    make_data,
+    make_grower,
+    train,
+)
 
 X, _ = make_data()
 
@@ -95,24 +107,35 @@ def test_an_export_decides_for_itself_and_leaves_the_model_as_it_is() -> None:
 
 
 def test_what_cannot_be_decided_in_time_is_not_planted() -> None:
-    seen: list[bool] = []
+    seen: list[tuple[bool, list[bool]]] = []
 
     class Watching(Script):
         def decide(self, situation: Any) -> Any:
-            seen.append(bool(situation.masks.op[0, Op.GERMINATE]))
+            masks = situation.masks
+            seen.append((bool(masks.op[0, Op.GERMINATE]), masks.blend[0].tolist()))
             return super().decide(situation)
 
     grower = make_grower(controller=Watching([]), epochs=10)
     grow(grower, 10)
-    assert seen == [True] * 4 + [False] * 6  # planted after step 4, a seed can be kept in step 10
-    last = make_grower(controller=Script([*[(0, 0, 0, Op.WAIT)] * 3, germinate(0), *LIFE[1:]]), epochs=10)
-    assert grow(last, 10)[-1].op is Op.FOSSILIZE
+    any_blend, instant_only, none = (True, [True] * 4), (True, [False] * 3 + [True]), (False, [False] * 4)
+    assert seen == [any_blend] * 4 + [instant_only] * 4 + [none] * 2
+
+
+@pytest.mark.parametrize(("blend", "after"), [(Blend.LINEAR, 4), (Blend.SIGMOID, 4), (Blend.INSTANT, 8)])
+def test_the_last_seed_that_may_be_planted_can_be_kept_in_the_last_step(blend: Blend, after: int) -> None:
+    def script(waits: int) -> Script:
+        germination = germinate(0, blend=blend)
+        return Script([*[WAIT] * waits, germination, *[WAIT] * (9 - waits - 1), fossilize(0)])
+
+    assert grow(make_grower(controller=script(after - 1), epochs=10), 10)[-1].op is Op.FOSSILIZE
+    with pytest.raises(IllegalActionError, match="GERMINATE"):
+        grow(make_grower(controller=script(after), epochs=10), 10)
 
 
 def test_too_few_steps_for_any_seed_are_said_with_what_to_do() -> None:
-    with pytest.warns(UserWarning, match="nothing can grow in 6 steps.*several times an epoch"):
-        make_grower(epochs=6)
-    make_grower(epochs=7)
+    with pytest.warns(UserWarning, match="nothing can grow in 2 steps.*2 steps later at the earliest.*several times"):
+        make_grower(epochs=2)
+    make_grower(epochs=3)
 
 
 def test_a_real_training_that_stops_in_mid_blend_exports_what_it_scored() -> None:

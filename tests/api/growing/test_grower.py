@@ -16,13 +16,13 @@ from tests.api.growing.builders import (
     LIFE,
     WAIT,
     Script,
-    accuracy,
     assert_same,
     cull,
     germinate,
     grow,
     make_data,
     make_grower,
+    steady,
     train,
 )
 
@@ -87,7 +87,7 @@ def test_evaluate_is_asked_with_and_without_each_blended_seed() -> None:
     def evaluate(model: nn.Module) -> float:
         with torch.no_grad():
             scores.append(model(make_data(1)[0]))
-        return accuracy(model)
+        return steady(model)
 
     grower = make_grower(controller=Script([germinate(0), germinate(1), *[WAIT] * 4]), evaluate=evaluate)
     assert len(scores) == 1
@@ -96,14 +96,13 @@ def test_evaluate_is_asked_with_and_without_each_blended_seed() -> None:
         scores.clear()
         grow(grower, 1)
         asked.append(len(scores))
-    assert asked == [1, 1, 1, 2, 3, 3]
-    with_both, without_first, without_second = scores
-    assert not torch.equal(with_both, without_first)
-    assert not torch.equal(without_first, without_second)
+    # Asked once, without each blended seed, and with each one whose alpha is to rise at that alpha.
+    assert asked == [1 + blended + rising for blended, rising in ((0, 0), (0, 0), (0, 1), (1, 2), (2, 2), (2, 1))]
+    assert len({tuple(outputs.flatten().tolist()) for outputs in scores}) == 4
 
 
 def test_contributions_are_score_with_minus_score_without() -> None:
-    given = iter([0.1] * 4 + [0.7, 0.4] + [0.7, 0.4])
+    given = iter([0.1] * 5 + [0.7, 0.4, 0.7])
     grower = make_grower(controller=Script(LIFE), evaluate=lambda: next(given))
     grow(grower, 4)
     assert grower.grafted.slot("1").contribution == pytest.approx(0.3)

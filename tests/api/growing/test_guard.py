@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.kasmina import take_snapshot
-from tests.api.growing.builders import Script, assert_same, germinate, grow, make_data, make_grower, train
+from tests.api.growing.builders import Script, accuracy, assert_same, germinate, grow, make_data, make_grower, train
 
 
 def test_a_training_loss_is_not_held_against_validation_losses() -> None:
@@ -89,7 +89,7 @@ def spoil(grower: esper.Grower) -> None:
 
 
 def test_running_statistics_that_a_bad_batch_has_spoiled_are_restored() -> None:
-    grower = make_grower(model=Masked(), at=["inner"])
+    grower = make_grower(model=Masked(), at=["inner"], evaluate=accuracy)
     grow(grower, 2)
     good = take_snapshot(grower.grafted)
     train(grower)
@@ -115,7 +115,7 @@ def test_spoiled_buffers_of_seeds_are_noticed() -> None:
 
 def test_spoiled_buffers_are_noticed_after_going_on_from_a_save() -> None:
     model = Masked()
-    settings: dict[str, Any] = {"at": ["inner"], "controller": Script([])}
+    settings: dict[str, Any] = {"at": ["inner"], "controller": Script([]), "evaluate": accuracy}
     grower = make_grower(model=copy.deepcopy(model), **settings)
     grow(grower, 1)
     train(grower)

@@ -40,7 +40,7 @@ def test_a_compiled_model_compiles_at_most_once_per_structural_change() -> None:
         for network in networks:
             network.eval()
             with torch.no_grad():
-                return float((network(x).argmax(-1) == y).float().mean())
+                return 0.5 + 1e-3 * float(network(x).tanh().mean())
         return 0.5
 
     x, y = make_data()

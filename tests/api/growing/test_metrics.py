@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper
-from esper.leyline import InputError, Op
-from tests.api.growing.builders import LIFE, Script, germinate, grow, loss_of, make_grower
+from esper.leyline import Blend, InputError, Op
+from tests.api.growing.builders import LIFE, InstantHeuristic, Script, germinate, grow, loss_of, make_grower
 
 Evaluate = Callable[[Tensor, Tensor], Tensor]
 HELD_OUT = slice(300, None)
@@ -66,7 +66,7 @@ def kept(grower: esper.Grower) -> list[esper.Decision]:
 
 
 def test_seeds_are_kept_where_the_untrained_loss_is_far_above_any_trained_one() -> None:
-    grower = grow_regression(mean_squared, mean=1000.0, measure="loss", controller="heuristic")
+    grower = grow_regression(mean_squared, mean=1000.0, measure="loss", controller=InstantHeuristic())
     assert grower.history[-1].value < 5  # and about 1,000,000 before training
     assert kept(grower)
 
@@ -100,7 +100,8 @@ def test_growth_does_not_depend_on_the_units_of_a_metric(settings: dict[str, Any
 
     def measured(evaluate: Callable[[nn.Module], float], **says: Any) -> list[tuple[Any, ...]]:
         torch.manual_seed(1)
-        decisions = grow(make_grower(evaluate=evaluate, controller=Script(LIFE), **says), 7)
+        life = [germinate(0, blend=Blend.INSTANT), *LIFE[1:]]
+        decisions = grow(make_grower(evaluate=evaluate, controller=Script(life), **says), 7)
         return [(decision.op, round(decision.score, 4), round(decision.contribution, 4)) for decision in decisions]
 
     given = measured(lambda model: factor * loss_of(model) + shift, **settings)
@@ -110,7 +111,7 @@ def test_growth_does_not_depend_on_the_units_of_a_metric(settings: dict[str, Any
 
 
 def test_a_loss_counts_relative_to_its_present_value() -> None:
-    values = iter([1e6, 5.0, 4.0, 3.0, 2.0, 2.2, 1.0, 4.0])
+    values = iter([1e6, 5.0, 4.0, 3.0, 3.0, 2.0, 2.2, 2.0, 1.0, 4.0, 1.0])
     grower = make_grower(evaluate=lambda: next(values), measure="loss", controller=Script([germinate(0)]))
     decisions = grow(grower, 5)
     assert [decision.value for decision in decisions] == [5.0, 4.0, 3.0, 2.0, 1.0]
@@ -120,21 +121,21 @@ def test_a_loss_counts_relative_to_its_present_value() -> None:
 
 
 def test_a_seed_that_takes_a_tenth_of_the_loss_brings_about_a_tenth() -> None:
-    values = iter([1e6, 5.0, 4.0, 3.0, 1.8, 2.0])
+    values = iter([1e6, 5.0, 4.0, 3.0, 3.0, 1.8, 2.0, 1.8])
     grower = make_grower(evaluate=lambda: next(values), measure="loss", controller=Script([germinate(0)]))
     grow(grower, 4)
     assert grower.grafted.slot("1").contribution == pytest.approx(math.log(2.0 / 1.8))
 
 
 def test_a_perfect_loss_is_a_loss() -> None:
-    values = iter([2.0, 1.0, 0.0, 0.0, 0.0, 0.5])
+    values = iter([2.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0])
     grower = make_grower(evaluate=lambda: next(values), measure="loss", controller=Script([germinate(0)]))
     assert [decision.score for decision in grow(grower, 4)] == pytest.approx([0.0, 1.0, 1.0, 1.0])
     assert grower.grafted.slot("1").contribution == 1.0
 
 
 def test_a_loss_that_falls_below_zero_goes_on_as_a_metric_and_says_so() -> None:
-    values = iter([2.0, 1.0, 0.5, 0.0, -0.5, -0.5, -1.0, -0.5])
+    values = iter([2.0, 1.0, 0.5, 0.0, 0.0, -0.5, -0.5, -0.5, -1.0, -0.5, -1.0])
     grower = make_grower(evaluate=lambda: next(values), measure="loss", controller=Script(LIFE))
     grow(grower, 3)
     with pytest.warns(UserWarning, match="a loss of -0.5; .* as with higher_is_better=False"):
@@ -147,7 +148,7 @@ def test_a_loss_that_falls_below_zero_goes_on_as_a_metric_and_says_so() -> None:
 
 
 def test_a_metric_that_never_moved_tells_which_is_better() -> None:
-    values = iter([-3.0] * 5 + [-3.5])
+    values = iter([-3.0] * 6 + [-3.5, -3.0])
     grower = make_grower(evaluate=lambda: next(values), higher_is_better=True, controller=Script(LIFE))
     assert [decision.score for decision in grow(grower, 4)] == [0.0] * 4
     assert grower.grafted.slot("1").contribution == 1.0

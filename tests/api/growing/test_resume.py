@@ -65,7 +65,7 @@ def test_a_killed_growth_goes_on_bit_for_bit(controller: str, middle: bool, tmp_
 
 
 def test_a_rollback_after_resuming_returns_to_the_same_epoch(tmp_path: Path) -> None:
-    scores = iter([0.5] * 4)
+    scores = iter([0.5] * 5)
     grower = make_grower(controller=Script(LIFE), evaluate=lambda: next(scores))
     grow(grower, 3)
     train(grower)

@@ -30,7 +30,7 @@ def test_shapes_spaces_and_autoreset_mode_are_declared() -> None:
     observations, info = envs.reset(seed=0)
     assert observations in envs.observation_space
     assert envs.action_space.shape == (3, 4)
-    assert info["action_mask"].shape == (3, 52)
+    assert info["action_mask"].shape == (3, 67)
     observations, rewards, terminated, truncated, info = envs.step(envs.action_space.sample())
     assert observations in envs.observation_space
     assert rewards.shape == terminated.shape == truncated.shape == info["illegal_action"].shape == (3,)
@@ -77,7 +77,7 @@ def test_wrappers_of_gymnasium_read_its_infos() -> None:
     envs.reset(seed=0)
     for _ in range(4):
         *_, infos = envs.step(WAIT)
-    assert [info["action_mask"].shape for info in infos] == [(52,)] * 3
+    assert [info["action_mask"].shape for info in infos] == [(67,)] * 3
     assert all(np.isfinite(info["final_info"]["objective"]) for info in infos)
     counted = RecordEpisodeStatistics(make())
     counted.reset(seed=0)

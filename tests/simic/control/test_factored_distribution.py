@@ -157,5 +157,5 @@ def test_empty_rows_that_cannot_be_reached_are_fine() -> None:
 
 
 def test_enumeration_counts_what_a_person_would_count() -> None:
-    assert len(list(joint_actions(ESPER_SPEC))) == 1 + 3 * 5 * 3 + 3 + 3
+    assert len(list(joint_actions(ESPER_SPEC))) == 1 + 3 * 5 * 4 + 3 + 3
     assert len(list(itertools.islice(joint_actions(BANDIT_SPEC), 100))) == 1 + 3 + 3 * 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.kasmina import NOT_MEASURED, SlotTable
-from esper.leyline import InputError, Op, Stage
+from esper.leyline import NUM_BLENDS, InputError, Op, Stage
 from esper.tamiyo import Random
 from esper.tolaria import EpisodeSettings, OptimizerSettings, Population, Task
 from esper.tolaria.executors import choice
@@ -87,9 +87,10 @@ def test_every_blueprint_lives_its_whole_life_alike(host: str) -> None:
     fits = Population(task, 1, executor="loop").executor.catalogue.fits.nonzero().tolist()
     loop, stacked = both(task, len(fits), torch.float64)
     germinate = torch.tensor(
-        [[slot, blueprint, index % 3, Op.GERMINATE] for index, (slot, blueprint) in enumerate(fits)]
+        [[slot, blueprint, index % NUM_BLENDS, Op.GERMINATE] for index, (slot, blueprint) in enumerate(fits)]
     )
-    for step in range(10):
+    held = False
+    for step in range(12):
         actions = germinate if step == 0 else torch.zeros_like(germinate)
         holding = (loop.table.stage == Stage.HOLDING) & loop.table.proven
         for index in holding.any(1).nonzero().flatten().tolist():
@@ -99,6 +100,8 @@ def test_every_blueprint_lives_its_whole_life_alike(host: str) -> None:
             population.step(actions)
         assert_same_tables(loop.table, stacked.table)
         assert differences(loop, stacked) < 1e-9
+        held |= bool(loop.table.holds.any())
+    assert held or task.quality == "loss"  # a trial went against some seed
     stages = set(loop.table.stage.flatten().tolist())
     assert {Stage.FOSSILIZED.value, Stage.DORMANT.value} <= stages
 
@@ -124,9 +127,15 @@ def test_measurements_agree_with_leaving_each_seed_out() -> None:
     loop, stacked = both(host_task("conv1d"), 6, torch.float64)
     live(loop, stacked, 9, seed=3)
     split = loop.task.splits().val
-    a, b = (population.executor.measure(split, what_if=True) for population in (loop, stacked))
+    # Any alpha can be tried of any seed, not only the one that comes next.
+    alphas = torch.rand(loop.table.shape, generator=torch.Generator().manual_seed(0))
+    trials = torch.where(loop.table.occupied, alphas, torch.nan)
+    a, b = (population.executor.measure(split, what_if=True, trials=trials) for population in (loop, stacked))
     assert (~a.contributions.isnan()).sum() > 3
-    for mine, other in ((a.contributions, b.contributions), (a.prospects, b.prospects)):
+    assert (~a.prospects.isnan()).any()
+    assert torch.equal(a.trials.isnan(), trials.isnan())
+    pairs = ((a.contributions, b.contributions), (a.prospects, b.prospects), (a.trials, b.trials))
+    for mine, other in pairs:
         assert torch.equal(mine.isnan(), other.isnan())
         assert torch.allclose(mine.nan_to_num(), other.nan_to_num(), atol=1e-6)
     assert torch.allclose(a.loss, b.loss, atol=1e-6)

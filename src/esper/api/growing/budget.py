@@ -51,9 +51,9 @@ class Limits:
     params: int
     flops: int
 
-    def masks(self, table: SlotTable, catalogue: Catalogue) -> ActionMasks:
-        """What is legal for N hosts, and keeps each of them within these limits."""
-        masks = action_masks(table, catalogue, torch.full((table.shape[0],), self.params))
+    def masks(self, table: SlotTable, catalogue: Catalogue, epochs_left: Tensor | None = None) -> ActionMasks:
+        """What is legal for N hosts, and keeps each of them within these limits and the `epochs_left [N]`, if given."""
+        masks = action_masks(table, catalogue, torch.full((table.shape[0],), self.params), epochs_left)
         if self.flops == UNLIMITED:
             return masks
         left = self.flops - added_flops(table, catalogue)

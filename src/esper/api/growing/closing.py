@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.api.growing.decision import Decision
-from esper.api.growing.evaluation import Reading, silenced
+from esper.api.growing.evaluation import Reading, at_alpha
 from esper.kasmina import GraftedModel, SlotTable, find_blueprint, settle
 from esper.leyline import POINTS, Op, Stage, rent
 
@@ -67,7 +67,7 @@ def judge(grafted: GraftedModel, read: Callable[[], Reading], price: float, host
     while left:
         with ExitStack() as stack:
             for index in gone:
-                stack.enter_context(silenced(grafted, index))
+                stack.enter_context(at_alpha(grafted, index, 0.0))
             contributions = read().contributions[0]
         verdicts |= {index: float(contributions[index]) for index in left}
         short = (owed - contributions).nan_to_num(torch.inf)  # what could not be measured does not stay

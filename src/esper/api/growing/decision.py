@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from esper.kasmina import Site, SlotTable, Transitions, find_blueprint
+from torch import Tensor
+
+from esper.kasmina import Site, SlotTable, Transitions, find_blueprint, next_alpha
 from esper.leyline import POINTS, Op, Stage
 
 
@@ -75,12 +77,28 @@ _CLAUSES = {
 }
 
 
-def tell_moves(sites: Sequence[Site], before: SlotTable, moves: Transitions) -> tuple[str, ...]:
-    """The stage changes of one host as clauses; `before` still knows the blueprints of seeds that are gone."""
-    clauses = []
-    for slot, new in zip(moves.slot.tolist(), moves.new.tolist(), strict=True):
+_COSTLY = "{seed} would have cost more than a point three times and was culled"
+
+
+def tell_moves(
+    sites: Sequence[Site], before: SlotTable, after: SlotTable, moves: Transitions, trials: Tensor
+) -> tuple[str, ...]:
+    """What the seeds of one host did at the end of an epoch, as clauses; `trials [1, S]` are those of its evidence.
+
+    `before` still knows the blueprints of seeds that are gone.
+    """
+
+    def seed(slot: int) -> str:
         site, blueprint = sites[slot], int(before.blueprint[0, slot])
-        seed = f"{find_blueprint(site.shape.family, blueprint).name} in {site.path}" if blueprint else ""
-        if clause := _CLAUSES.get(Stage(new)):
-            clauses.append(clause.format(seed=seed, slot=site.path))
+        return f"{find_blueprint(site.shape.family, blueprint).name} in {site.path}" if blueprint else ""
+
+    clauses = []
+    columns = (moves.slot, moves.new, moves.refused)
+    for slot, new, refused in zip(*(column.tolist() for column in columns), strict=True):
+        clause = _COSTLY if refused else _CLAUSES.get(Stage(new))
+        if clause:
+            clauses.append(clause.format(seed=seed(slot), slot=sites[slot].path))
+    for slot in (after.holds > before.holds)[0].nonzero().flatten().tolist():
+        alpha, cost = float(next_alpha(before)[0, slot]), -POINTS * float(trials[0, slot])
+        clauses.append(f"alpha of {seed(slot)} holds: {alpha:.2f} would cost {cost:.1f} points")
     return tuple(clauses)

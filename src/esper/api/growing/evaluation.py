@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,12 @@ from esper.api.growing.ranks import mean_over_ranks
 from esper.api.growing.scale import Scale
 from esper.kasmina import NOT_MEASURED, GraftedModel
 from esper.kasmina.random_state import keeping_random_state, random_state
+from esper.kasmina.slot import SlotMode
 from esper.leyline import InputError
 
 _RETURNED = "evaluate returned"
+_RUIN = -1.0
+"""What an alpha brings with which the network is no longer finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Reading:
     """Quality for controllers, as the scale of the measure has it; NaN if the value is not finite."""
     contributions: Tensor
     """`[1, S]`: what each blended seed brings, in units of score; NaN where not measured."""
+    trials: Tensor
+    """`[1, S]`: what the alpha to be tried would bring, in units of score; NaN where none was tried."""
 
 
 class Evaluator:
@@ -51,25 +56,36 @@ class Evaluator:
             raise InputError(f"evaluate returned {value} before any growth; it must return a finite number")
         value = self._over_ranks([value])[0]
         self.scale.begin(value)
-        return Reading(value, self.scale.score(value), torch.full_like(self._grafted.table.contribution, NOT_MEASURED))
+        return Reading(value, self.scale.score(value), *self._not_measured())
 
-    def read(self) -> Reading:
-        """Evaluate the network, and once more without each blended seed, all on the same random numbers."""
+    def read(self, trials: Tensor | None = None) -> Reading:
+        """Evaluate the network, and once more without each blended seed, all on the same random numbers.
+
+        `trials [1, S]` are alphas at which single seeds are tried as well; NaN where they are not.
+        """
         grafted, start = self._grafted, random_state(self._grafted)
-        contributions = torch.full_like(grafted.table.contribution, NOT_MEASURED)
-        blended = (grafted.table.occupied & (grafted.table.alpha > 0))[0].nonzero().flatten().tolist()
+        forced = [(index, 0.0) for index in grafted.table.blended[0].nonzero().flatten().tolist()]
+        if trials is not None:
+            forced += [(index, alpha) for index, alpha in enumerate(trials[0].tolist()) if not math.isnan(alpha)]
         own = self._ask()
-        without = [math.nan] * len(blended)
-        for place, index in enumerate(blended if math.isfinite(own) else []):
-            with keeping_random_state(grafted, start), silenced(grafted, index):
-                without[place] = self._ask()
-        value, *others = self._over_ranks([own, *without])
+        others = [math.nan] * len(forced)
+        for place, (index, alpha) in enumerate(forced if math.isfinite(own) else []):
+            with keeping_random_state(grafted, start), at_alpha(grafted, index, alpha):
+                others[place] = self._ask()
+        value, *others = self._over_ranks([own, *others])
+        contributions, gains = self._not_measured()
         if not math.isfinite(value):
-            return Reading(value, math.nan, contributions)
-        for index, other in zip(blended, others, strict=True):
-            if math.isfinite(other):
+            return Reading(value, math.nan, contributions, gains)
+        for (index, alpha), other in zip(forced, others, strict=True):
+            if alpha:
+                gains[0, index] = -self.scale.gain(value, other) if math.isfinite(other) else _RUIN
+            elif math.isfinite(other):
                 contributions[0, index] = self.scale.gain(value, other)
-        return Reading(value, self.scale.score(value), contributions)
+        return Reading(value, self.scale.score(value), contributions, gains)
+
+    def _not_measured(self) -> tuple[Tensor, Tensor]:
+        unknown = torch.full_like(self._grafted.table.contribution, NOT_MEASURED)
+        return unknown, unknown.clone()
 
     def _over_ranks(self, values: list[float]) -> list[float]:
         means: list[float] = mean_over_ranks(torch.tensor(values, dtype=torch.float64), self._device).tolist()
@@ -113,15 +129,23 @@ def number(value: Any, whose: str) -> float:
 
 
 @contextmanager
-def silenced(grafted: GraftedModel, index: int) -> Iterator[None]:
-    """The network without one seed. Its alpha changes in place, so that a compiled model need not compile again."""
-    alpha: Tensor = grafted.slots[index].alpha  # type: ignore[assignment]  # a ModuleList forgets what it holds
-    before = alpha.clone()
-    alpha.zero_()
+def at_alpha(grafted: GraftedModel, index: int, alpha: float) -> Iterator[None]:
+    """The network with one seed at another alpha; 0 is the network without it.
+
+    Alpha changes in place, so that a compiled model need not compile again. An isolated seed is not heard at any alpha
+    and has to change its mode; that runs uncompiled, because it is for once.
+    """
+    slot = grafted.growth.slot_list()[index]
+    before, mode = slot.alpha.clone(), slot.mode
+    heard = alpha > 0 and mode is not SlotMode.BLENDED
+    slot.alpha.fill_(alpha)
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if heard else nullcontext():
+            slot.mode = SlotMode.BLENDED if heard else mode
+            yield
     finally:
-        alpha.copy_(before)
+        slot.alpha.copy_(before)
+        slot.mode = mode
 
 
 @contextmanager

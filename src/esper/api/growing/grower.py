@@ -38,6 +38,7 @@ from esper.kasmina import (
     check_actions,
     find_blueprint,
     graft,
+    next_alpha,
     restore_snapshot,
     stage_changes,
     take_snapshot,
@@ -45,7 +46,6 @@ from esper.kasmina import (
 from esper.leyline import (
     DEFAULT_EPISODE_LENGTH,
     DEFAULT_PRICE,
-    EPOCHS_TO_DECIDE,
     InputError,
     Op,
     Stage,
@@ -82,8 +82,9 @@ class Grower:
     | seed | where the initial weights of seeds and the dice of the controller come from; torch's seed if not given |
     | hub | told about every move, as the episodes of `esper train` tell theirs |
 
-    Train `model`, which is the given one with slots. `evaluate` runs in eval mode, once per step and once more without
-    each blended seed. A controller that remembers things is saved if it has `state_dict` and `load_state_dict`.
+    Train `model`, which is the given one with slots. `evaluate` runs in eval mode, once per step, once more without
+    each blended seed, and once more with each seed whose alpha is to rise at that alpha. A controller that remembers
+    things is saved if it has `state_dict` and `load_state_dict`.
     """
 
     def __init__(
@@ -154,13 +155,12 @@ class Grower:
         epoch = int(self._signals.epoch)
         length = max(DEFAULT_EPISODE_LENGTH, _OPEN_END * epoch) if self._epochs is None else max(self._epochs, epoch)
         table, catalogue = self.grafted.table, self.grafted.catalogue
-        masks = self._limits.masks(table, catalogue)
-        if self._epochs is not None and self._epochs - epoch < EPOCHS_TO_DECIDE:
-            masks = masks.without(Op.GERMINATE, torch.tensor([True]))  # what cannot be decided in time is not planted
+        # What cannot be decided in time is not planted.
+        epochs_left = None if self._epochs is None else torch.tensor([self._epochs - epoch])
         return Situation(
             table,
             self._signals,
-            masks,
+            self._limits.masks(table, catalogue, epochs_left),
             catalogue,
             self.grafted.sites,
             self._host_params,
@@ -183,7 +183,7 @@ class Grower:
         if self.grafted.growth.abandoned:
             raise InputError("another grower was made of this model since; go on with that one")
         self._watch.check()
-        reading = self._evaluator.read()
+        reading = self._evaluator.read(next_alpha(self.grafted.table))
         own_loss = None if loss is None else torch.tensor([number(loss, "step was given the loss")])
         train_loss = None if own_loss is None else float(mean_over_ranks(own_loss, self._device))
         failure = self._guard.judge(reading, train_loss, self.grafted)
@@ -223,9 +223,12 @@ class Grower:
             loss=0.0 if math.isnan(train_loss) else train_loss,
             contributions=reading.contributions,
             seed_gradients=watched.seed_gradients,
+            trials=reading.trials,
         )
-        self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch)
-        return tell_moves(self.grafted.sites, before, moves)
+        after = self.grafted.table
+        self._reporter.moved(before, after, moves, self._signals.epoch)
+        self._reporter.held(before, after, reading.trials, self._signals.epoch)
+        return tell_moves(self.grafted.sites, before, after, moves, reading.trials)
 
     def _act(self, reading: Reading) -> Decision:
         if self._at_rest:

@@ -32,11 +32,12 @@ def number_of_steps(epochs: int | None) -> int | None:
     """`epochs`, if it can be one; too few for any seed is worth a warning."""
     if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
         raise InputError(f"epochs must be a whole number of 1 or more; got {epochs!r}")
-    if epochs is not None and epochs <= EPOCHS_TO_DECIDE:
+    quickest = min(EPOCHS_TO_DECIDE.values())
+    if epochs is not None and epochs <= quickest:
         warnings.warn(
-            f"nothing can grow in {epochs} steps: a seed planted after the first step is decided {EPOCHS_TO_DECIDE} "
-            "steps later; in a short training call grower.step() several times an epoch, every so many batches, and "
-            "let `epochs` be the number of those calls",
+            f"nothing can grow in {epochs} steps: a seed planted after the first step is decided {quickest} "
+            "steps later at the earliest; in a short training call grower.step() several times an epoch, every so many "
+            "batches, and let `epochs` be the number of those calls",
             stacklevel=3,
         )
     return epochs

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from esper.kasmina import GraftedModel
 from esper.kasmina.slot import Slot
-from esper.leyline import InputError, Stage
+from esper.leyline import InputError
 
 _EPOCHS_FORGOTTEN = 3
 _UNMEASURED_EPOCH = 100_000
@@ -85,7 +85,7 @@ class OptimizerWatch:
                 "that was given to Grower, then call step"
             )
         for index, site in enumerate(self._grafted.sites):
-            if self._grafted.table.stage[0, index] == Stage.TRAINING and not self._counts[index]:
+            if self._grafted.table.must_learn[0, index] and not self._counts[index]:
                 raise InputError(
                     f"the seed behind {site.path!r} got no gradient in {self.steps:,} optimiser steps; train "
                     "grower.model, not a copy of the model or one that was compiled before it was given to Grower, "

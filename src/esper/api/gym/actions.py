@@ -76,9 +76,10 @@ class ActionCoding:
         """
         if self.flat:
             return _to_numpy(joint_mask(masks))
-        blueprint = masks.blueprint.any(1)
-        blueprint[:, 0] |= ~blueprint.any(1)  # a head needs something to choose, even where nothing can germinate
-        return _to_numpy(torch.cat([masks.slot.any(1), blueprint, masks.blend, masks.op], 1))
+        blueprint, blend = masks.blueprint.any(1), masks.blend.clone()
+        for head in (blueprint, blend):
+            head[:, 0] |= ~head.any(1)  # a head needs something to choose, even where nothing can germinate
+        return _to_numpy(torch.cat([masks.slot.any(1), blueprint, blend, masks.op], 1))
 
 
 def _without_irrelevant(wanted: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Blueprints that connect: two layers from a tensor earlier in the pass to the site, past everything in between.
 
-Each comes in two widths. Inside there is a ReLU and no normalisation, and the last layer is born zero: its own gradient
-is not, so everything in front of it learns from the second step on.
+Each comes in two widths. Inside there is a ReLU and no normalisation. Where the last layer is born zero, its own
+gradient is not, so everything in front of it learns from the second step on.
 """
 
 import math
@@ -59,7 +59,6 @@ class ConvBranch(Branch):
         conv = nn.Conv1d if site.family is Family.CONV1D else nn.Conv2d
         self.first = conv(source.width, hidden, first_kernel, first_stride, _same(first_kernel))  # type: ignore[arg-type]
         self.second = conv(hidden, site.width, second_kernel, second_stride, _same(second_kernel))  # type: ignore[arg-type]
-        self.silence()
 
     def forward(self, source: Tensor) -> Tensor:
         """What is added to the site, up to a rest of its positions."""
@@ -92,7 +91,6 @@ class FeatureBranch(Branch):
         hidden = self.hidden(site, source.width + 1 + site.width)
         self.first = nn.Linear(source.width, hidden)
         self.second = nn.Linear(hidden, site.width)
-        self.silence()
 
     def forward(self, source: Tensor) -> Tensor:
         """What is added to the site."""

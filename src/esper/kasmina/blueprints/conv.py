@@ -7,7 +7,7 @@ gradient.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.parts import bottleneck, can_normalise, group_norm, output_scale, scaled
+from esper.kasmina.blueprints.parts import ScaledSeed, bottleneck, can_normalise, group_norm, output_scale, scaled
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.sites import Family, SiteShape
 
@@ -29,6 +29,9 @@ class Norm(nn.Module):
     def __init__(self, site: SiteShape) -> None:
         super().__init__()
         self.norm = group_norm(site.width)
+
+    def silence(self) -> None:
+        """Let `delta` start at exactly 0; the weight itself has a gradient all the same."""
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -40,7 +43,7 @@ class Norm(nn.Module):
 
 
 @blueprint(Family.CONV2D, 2, "channel_attention", "weighs channels by the whole map")
-class ChannelAttention(nn.Module):
+class ChannelAttention(ScaledSeed):
     """Squeeze to one number per channel, excite through a bottleneck."""
 
     def __init__(self, site: SiteShape) -> None:
@@ -58,7 +61,7 @@ class ChannelAttention(nn.Module):
 
 @blueprint(Family.CONV1D, 2, "depthwise", "one filter per channel, then a channel mix", fits=can_normalise)
 @blueprint(Family.CONV2D, 3, "depthwise", "one filter per channel, then a channel mix", fits=can_normalise)
-class Depthwise(nn.Module):
+class Depthwise(ScaledSeed):
     """A separable convolution."""
 
     def __init__(self, site: SiteShape) -> None:
@@ -76,7 +79,7 @@ class Depthwise(nn.Module):
 
 @blueprint(Family.CONV1D, 3, "light", "a convolution inside a bottleneck")
 @blueprint(Family.CONV2D, 4, "light", "a convolution inside a bottleneck")
-class LightConv(nn.Module):
+class LightConv(ScaledSeed):
     """Down, convolve, up."""
 
     def __init__(self, site: SiteShape) -> None:
@@ -96,7 +99,7 @@ class LightConv(nn.Module):
 
 @blueprint(Family.CONV1D, 4, "heavy", "two full convolutions", fits=can_normalise)
 @blueprint(Family.CONV2D, 5, "heavy", "two full convolutions", fits=can_normalise)
-class HeavyConv(nn.Module):
+class HeavyConv(ScaledSeed):
     """A residual block at full width."""
 
     def __init__(self, site: SiteShape) -> None:
@@ -120,7 +123,7 @@ class HeavyConv(nn.Module):
     "every position sees every other",
     fits=lambda site: 2 <= site.positions <= _MAX_MIXED_POSITIONS,
 )
-class PositionMixing(nn.Module):
+class PositionMixing(ScaledSeed):
     """An MLP along the position axis, shared by all channels; needs the length it was built for."""
 
     def __init__(self, site: SiteShape) -> None:

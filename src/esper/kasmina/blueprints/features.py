@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.parts import MIN_BOTTLENECK, bottleneck, can_normalise, output_scale, scaled
+from esper.kasmina.blueprints.parts import MIN_BOTTLENECK, ScaledSeed, bottleneck, can_normalise, output_scale, scaled
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.sites import Family, SiteShape
 
@@ -17,6 +17,9 @@ class FeatureNorm(nn.Module):
     def __init__(self, site: SiteShape) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(site.width)
+
+    def silence(self) -> None:
+        """Let `delta` start at exactly 0; the weight itself has a gradient all the same."""
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -26,7 +29,7 @@ class FeatureNorm(nn.Module):
 
 
 @blueprint(Family.FEATURES, 2, "low_rank", "a linear map through a bottleneck", affine=True)
-class LowRank(nn.Module):
+class LowRank(ScaledSeed):
     """The cheapest way to mix features."""
 
     def __init__(self, site: SiteShape) -> None:
@@ -42,7 +45,7 @@ class LowRank(nn.Module):
 
 
 @blueprint(Family.FEATURES, 3, "gated", "a gated unit of half the width", fits=can_normalise)
-class Gated(nn.Module):
+class Gated(ScaledSeed):
     """One half decides how much of the other passes."""
 
     def __init__(self, site: SiteShape) -> None:
@@ -60,7 +63,7 @@ class Gated(nn.Module):
 
 
 @blueprint(Family.FEATURES, 4, "mlp", "two layers of twice the width", fits=can_normalise)
-class MLP(nn.Module):
+class MLP(ScaledSeed):
     """A plain residual MLP."""
 
     def __init__(self, site: SiteShape) -> None:
@@ -88,7 +91,7 @@ def _num_heads(width: int) -> int:
     "causal attention over a sequence",
     fits=lambda site: site.positions > 1 and can_normalise(site),
 )
-class CausalAttention(nn.Module):
+class CausalAttention(ScaledSeed):
     """Self-attention that never looks ahead, so that it is safe inside a language model too.
 
     Queries and keys have no bias: softmax ignores a shift of all keys, so a key bias would never learn.

@@ -9,14 +9,24 @@ MIN_BOTTLENECK = 4
 """Narrower bottlenecks often die before they learn."""
 
 
-def output_scale(site: SiteShape) -> nn.Parameter:
-    """A per-channel factor, born zero, that a seed multiplies its output with.
+class ScaledSeed(nn.Module):
+    """A seed that multiplies its output with a parameter `scale`."""
 
-    It makes `delta` start at exactly 0 while its own gradient does not: a zero-initialised layer in front
-    of a normalisation would instead kill the gradient for good.
-    """
+    scale: nn.Parameter
+
+    def silence(self) -> None:
+        """Let `delta` start at exactly 0.
+
+        The scale itself still has a gradient; a zero-initialised layer in front of a normalisation would have none, and
+        kill that of all others for good.
+        """
+        nn.init.zeros_(self.scale)
+
+
+def output_scale(site: SiteShape) -> nn.Parameter:
+    """A per-channel factor, 1 at first, that a seed multiplies its output with."""
     trailing = 0 if site.family is Family.FEATURES else len(site.extent)
-    return nn.Parameter(torch.zeros(site.width, *[1] * trailing))
+    return nn.Parameter(torch.ones(site.width, *[1] * trailing))
 
 
 def scaled(delta: Tensor, scale: Tensor) -> Tensor:

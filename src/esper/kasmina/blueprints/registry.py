@@ -43,11 +43,19 @@ class Blueprint:
         source = None if self.reads is None else site.source(self.reads)
         return site if source is None else source
 
-    def build(self, site: SiteShape) -> nn.Module:
-        """A fresh module for `site`, initialised from torch's global random state."""
+    def build(self, site: SiteShape, silent: bool = True) -> nn.Module:
+        """A fresh module for `site`, initialised from torch's global random state.
+
+        If `silent` its output is 0 at first. A seed that joins at alpha 1 has to be; one that starts at alpha 0 learns
+        faster awake. Kinds without a method `silence` are left as they are: always silent.
+        """
         if not self.fits(site):
             raise InputError(f"blueprint {self.name!r} does not fit {site}")
-        return self.factory(site)
+        module = self.factory(site)
+        silence = getattr(module, "silence", None)
+        if silent and silence is not None:
+            silence()
+        return module
 
     def cost(self, site: SiteShape) -> Cost:
         """Parameters and FLOPs of a seed at `site`, measured on the module itself without allocating it."""
@@ -84,8 +92,8 @@ def blueprint(
     policy's heads and the observation have as many places as the largest family, so register before anything is made.
     `affine` kinds are not planted behind a trained linear layer, to which they would add nothing. A kind that `reads`
     a source is called with that tensor instead of the one at its site, and fits only where there is one.
-    The module returns a residual that starts at 0, and draws no random numbers in its forward pass: an
-    isolated seed may not disturb its host's.
+    The module returns a residual that starts at 0, by itself or once its method `silence` was called, and draws no
+    random numbers in its forward pass: an isolated seed may not disturb its host's.
     """
 
     def register(module_class: FactoryT) -> FactoryT:

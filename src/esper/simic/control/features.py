@@ -12,13 +12,13 @@ from torch import Tensor
 
 from esper.kasmina import UNLIMITED
 from esper.leyline import (
-    BLENDING_EPOCHS,
     DEFAULT_EPISODE_LENGTH,
+    EPOCHS_TO_DECIDE,
     POINTS,
     PRICE_RANGE,
     SEED_EXPLODING_GRADIENT,
     SEED_VANISHING_GRADIENT,
-    TRAINING_EPOCHS,
+    Blend,
     rent,
 )
 from esper.simic.control.observation_layout import (
@@ -57,8 +57,8 @@ __all__ = [
     "signals_to_features",
 ]
 
-SEED_LIFE = TRAINING_EPOCHS + BLENDING_EPOCHS + 1
-"""Steps from germination to a seed that is kept, that of the decision included."""
+SEED_LIFE = EPOCHS_TO_DECIDE[Blend.LINEAR]
+"""Steps from germination to a seed that is kept, that of the decision included; instant ones need fewer."""
 _HEALTH_DECADES = 2.0
 """A gradient so many powers of ten away from both thresholds is in full health."""
 

@@ -42,6 +42,11 @@ class Measurement:
     """`[N, S]`: the score minus the score without that seed; NaN where no seed is blended."""
     prospects: Tensor
     """`[N, S]`: the score with that isolated seed at alpha 1 minus the score; NaN unless asked for."""
+    trials: Tensor
+    """`[N, S]`: the score with that seed at the alpha to be tried minus the score; NaN where none was to be tried.
+
+    A network that is no longer finite with it counts as one without any quality.
+    """
 
 
 class Executor(Protocol):
@@ -60,8 +65,11 @@ class Executor(Protocol):
     def train_epoch(self) -> EpochResult:
         """Train every host for one epoch."""
 
-    def measure(self, split: Split, *, what_if: bool = False) -> Measurement:
-        """Validate every host with and without each blended seed; with `what_if`, with isolated ones at alpha 1 too."""
+    def measure(self, split: Split, *, what_if: bool = False, trials: Tensor | None = None) -> Measurement:
+        """Validate every host with and without each blended seed; with `what_if`, with isolated ones at alpha 1 too.
+
+        `trials [N, S]` are alphas at which single seeds are tried as well; NaN where they are not.
+        """
 
     def remember(self, hosts: Tensor) -> None:
         """Keep the present state of `hosts [N]` (bool) as their last good one."""

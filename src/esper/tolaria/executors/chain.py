@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
 from esper.kasmina import Host, Site, Source
 
 
@@ -28,16 +26,18 @@ def cut_chain(host: Host, sites: Sequence[Site]) -> Chain:
         while path and (whole := next((part for part in parts if path.startswith(f"{part}.")), None)):
             index = parts.index(whole)
             parts[index : index + 1] = [f"{whole}.{name}" for name, _ in host.get_submodule(whole).named_children()]
-    slots = {_last(host, parts, site.path): slot for slot, site in enumerate(sites)}
-    return Chain(tuple(parts), slots, {source: _place(host, parts, source) for source in sources})
+    slots = {_last(parts, site.path): slot for slot, site in enumerate(sites)}
+    return Chain(tuple(parts), slots, {source: _place(parts, source) for source in sources})
 
 
-def _place(host: nn.Module, parts: list[str], source: Source) -> int:
+def _place(parts: list[str], source: Source) -> int:
     if source.port == "output":
-        return _last(host, parts, source.path) + 1
-    return next(index for index, part in enumerate(parts) if not source.path or f"{part}.".startswith(f"{source.path}."))
+        return _last(parts, source.path) + 1
+    return next(
+        index for index, part in enumerate(parts) if not source.path or f"{part}.".startswith(f"{source.path}.")
+    )
 
 
-def _last(host: nn.Module, parts: list[str], path: str) -> int:
+def _last(parts: list[str], path: str) -> int:
     """The last part of the submodule `path`, which may have been taken apart."""
     return max(index for index, part in enumerate(parts) if f"{part}.".startswith(f"{path}."))

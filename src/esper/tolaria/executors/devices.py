@@ -100,9 +100,14 @@ class DeviceExecutor:
         """Train all shards, devices side by side."""
         return self._gather(self._each(lambda shard: shard.executor.train_epoch()))
 
-    def measure(self, split: Split, *, what_if: bool = False) -> Measurement:
+    def measure(self, split: Split, *, what_if: bool = False, trials: Tensor | None = None) -> Measurement:
         """Measure all shards, devices side by side."""
-        return self._gather(self._each(lambda shard: shard.executor.measure(split, what_if=what_if)))
+
+        def measure(shard: _Shard) -> Measurement:
+            own = None if trials is None else trials[shard.hosts]
+            return shard.executor.measure(split, what_if=what_if, trials=own)
+
+        return self._gather(self._each(measure))
 
     def remember(self, hosts: Tensor) -> None:
         """Keep the present state of these hosts."""

@@ -65,7 +65,9 @@ class StackedForward:
         self._chain, self._parts, self._num_hosts = chain, parts, num_hosts
         self._blueprint, self._place_read = blueprint, place_read
 
-    def __call__(self, route: Route, tensors: Leaves, x: Tensor, *, shared: bool = False) -> tuple[Tensor, Tensor | None]:
+    def __call__(
+        self, route: Route, tensors: Leaves, x: Tensor, *, shared: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """Logits of all hosts `[N, B, ...]` and of all branches; inputs `[N, B, ...]`, or `[B, ...]` if `shared`."""
         state = _State(route, tensors, x, shared)
         read = {place for key in tensors.seeds if (place := self._place_read(key)) is not None}
@@ -153,4 +155,5 @@ def _fit(delta: Tensor, h: Tensor) -> Tensor:
     """`fit_positions` for rows `[R, B, ...]`."""
     if delta.shape[3:] == h.shape[3:]:
         return delta
-    return fit_positions(delta.flatten(0, 1), h[0]).unflatten(0, delta.shape[:2])
+    fitted = fit_positions(delta.flatten(0, 1), h[0])
+    return fitted.view(*delta.shape[:2], *fitted.shape[1:])

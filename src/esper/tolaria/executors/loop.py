@@ -1,7 +1,7 @@
 """The reference executor: every host is an ordinary module, trained one after the other."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch.nn import Parameter
 
 from esper.kasmina import GraftedModel, SlotTable, Snapshot, graft, restore_snapshot, take_snapshot
 from esper.kasmina.optimizer_groups import SLOT_KEY
-from esper.leyline import Stage
 from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, score_of
 from esper.tolaria.helpers import COMPILED, EAGER, Passes, build_optimizer, clip_gradients, measure, place, train_pass
@@ -65,7 +64,8 @@ class HostTrainer:
     def train_epoch(self) -> Tensor:
         """One epoch; returns the means of loss, accuracy, and gradient norms of the host and of its seeds."""
         self.model.train()
-        training = [site.path for site in self.model.sites if self.model.slot(site.path).stage is Stage.TRAINING]
+        isolated = self.model.table.isolated[0].tolist()
+        training = [site.path for site, apart in zip(self.model.sites, isolated, strict=True) if apart]
         parts = [list(part.parameters()) for part in (self.model.host, *self.model.slots)]
         batches = range(self._task.batches_per_epoch)
         results = torch.stack([self._train_batch(training, parts) for _ in batches])
@@ -171,17 +171,23 @@ class LoopExecutor:
         loss, accuracy, host_norm = means[:, :3].unbind(1)
         return EpochResult(loss, score_of(self._setup.task, loss, accuracy), host_norm, means[:, 3:])
 
-    def measure(self, split: Split, *, what_if: bool = False) -> Measurement:
+    def measure(self, split: Split, *, what_if: bool = False, trials: Tensor | None = None) -> Measurement:
         """Measure the hosts one after the other."""
         setup = self._setup
         placed = place(split, setup.device, setup.dtype)
-        each = [measure(host.model, setup.task, placed, what_if=what_if, passes=setup.passes) for host in self.hosts]
-        return Measurement(
-            torch.cat([one.loss for one in each]),
-            torch.cat([one.score for one in each]),
-            torch.cat([one.contributions for one in each]),
-            torch.cat([one.prospects for one in each]),
-        )
+        each = [
+            measure(
+                host.model,
+                setup.task,
+                placed,
+                what_if=what_if,
+                trials=None if trials is None else trials[index],
+                passes=setup.passes,
+            )
+            for index, host in enumerate(self.hosts)
+        ]
+        names = [spec.name for spec in fields(Measurement)]
+        return Measurement(**{name: torch.cat([getattr(one, name) for one in each]) for name in names})
 
     def remember(self, hosts: Tensor) -> None:
         """Let each take a snapshot."""

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from esper.kasmina import NOT_MEASURED, GraftedModel, SlotTable, find_blueprint, graft
+from esper.kasmina import NOT_MEASURED, Blueprint, GraftedModel, SlotTable, find_blueprint, graft
+from esper.kasmina.seed_state import remove_slots
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, losses_and_accuracies, score_of
-from esper.tolaria.executors.batched import Batched, GatherRows
-from esper.tolaria.executors.routes import Crossing, Route, plan_route
+from esper.tolaria.executors.batched import Batched
+from esper.tolaria.executors.chain import cut_chain
+from esper.tolaria.executors.forward import GroupKey, Leaves, StackedForward
+from esper.tolaria.executors.routes import Branch, Route, plan_route
 from esper.tolaria.executors.rows import RowOptimizer, Rows, clip, flatten, leaves, views
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
 from esper.tolaria.tasks import Split, Task
@@ -21,9 +24,6 @@ _MAX_ELEMENTS = 2**23
 
 _VMAP_ATTENTION = sdpa_kernel(SDPBackend.MATH)
 """The one kind of attention that vmap knows."""
-
-GroupKey = tuple[int, int]
-"""Slot and blueprint id."""
 
 
 @dataclass(slots=True)
@@ -52,9 +52,12 @@ class StackedExecutor:
         self._train_x, self._train_y = self._cast(splits.train.x), splits.train.y
         with torch.random.fork_rng(devices=[]):  # its weights are never used
             host = task.build_host().to(dtype)
-        self._parts = [Batched(host.get_submodule(part)) for part in host.parts]
         template = graft(host, at=host.slot_sites, example=self._cast(splits.val.x[:2]))
         self.sites, self.catalogue = template.sites, template.catalogue
+        remove_slots(host)
+        self._chain = cut_chain(host, self.sites)
+        self._parts = [Batched(host.get_submodule(part)) for part in self._chain.parts]
+        self._forward = StackedForward(self._chain, self._parts, num_hosts, self._blueprint, self._place_read)
         self.host_params = sum(part.size for part in self._parts)
         self._blueprints: dict[GroupKey, Batched] = {}
         self._streams = [Streams.from_seed(0) for _ in range(num_hosts)]
@@ -95,17 +98,18 @@ class StackedExecutor:
                 kept = self._now.seeds.get(key)
                 parts = [] if kept is None else [kept.select(~changed[kept.owner])]
                 if born:
-                    find = find_blueprint(site.shape.family, blueprint)
-                    parts.append(self._germinate(key, find.build, born))
+                    kind = find_blueprint(site.shape.family, blueprint)
+                    parts.append(self._germinate(kind, slot, born, table.blended))
                 self._set_group(key, parts)
         self._planted = table.blueprint.clone()
         self._table = table
 
-    def _germinate(self, key: GroupKey, build: Any, hosts: list[int]) -> Rows:
+    def _germinate(self, kind: Blueprint, slot: int, hosts: list[int], silent: Tensor) -> Rows:
         fresh = []
         for host in hosts:
             with torch.inference_mode(False), drawing_from(self._streams[host].seeds):
-                fresh.append(flatten(build(self.sites[key[0]].shape).to(self._dtype)))
+                seed = kind.build(self.sites[slot].shape, bool(silent[host, slot]))
+                fresh.append(flatten(seed.to(self._dtype)))
         return Rows.fresh(hosts, torch.stack(fresh), self._task.optimizer)
 
     def _set_group(self, key: GroupKey, parts: list[Rows]) -> None:
@@ -122,7 +126,7 @@ class StackedExecutor:
         task, count = self._task, self._task.batches_per_epoch
         batches = torch.stack([stream.take(count) for stream in self._batches], 1)
         rates = self._rates(count)
-        route = self._route(leave_out=False, try_out=True)
+        route = self._route(leave_out=False, whole=True)
         tensors = self._leaves()
         groups = self._now.groups()
         optimizer = RowOptimizer(groups, self._steps, task.optimizer)
@@ -146,9 +150,7 @@ class StackedExecutor:
             seed_norms[rows.owner, slot] = norm
         return EpochResult(loss, score_of(task, loss, accuracy), host_norm, seed_norms)
 
-    def _backward(
-        self, route: Route, tensors: "_Leaves", samples: Tensor, pieces: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def _backward(self, route: Route, tensors: Leaves, samples: Tensor, pieces: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Write the gradients of all leaves into `pieces`; returns loss and accuracy."""
         y = self._train_y[samples]
         logits, branch_logits = self._forward(route, tensors, self._train_x[samples])
@@ -159,62 +161,11 @@ class StackedExecutor:
         torch._foreach_copy_(pieces, torch.autograd.grad(total, tensors.all()))
         return loss.detach(), accuracy
 
-    def _forward(
-        self, route: Route, tensors: "_Leaves", x: Tensor, *, shared: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits of all hosts `[N, B, ...]` and of all branches; inputs `[N, B, ...]`, or `[B, ...]` if `shared`."""
-        h, branches = x, None
-        for place, part in enumerate(self._parts):
-            own = tensors.parts[place]
-            h = part.on_shared(own, h) if shared and place == 0 else part(own, h)
-            if branches is not None:
-                owner = route.branch_owner[: len(branches)]
-                branches = part([leaf.detach()[owner] for leaf in own], branches)
-            crossing = route.crossings[place] if place < len(self.sites) else None
-            if crossing is not None:
-                h, branches = self._cross(place, crossing, tensors, h, branches)
-        return h, branches
-
-    def _cross(
-        self, slot: int, crossing: Crossing, tensors: "_Leaves", h: Tensor, branches: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Let the seeds of one slot act on the trunk and on the branches, and let new branches begin."""
-        keys = [(slot, blueprint) for blueprint in crossing.groups]
-        pieces = GatherRows.apply(h, crossing.owner, crossing.blended_at).split(crossing.sizes)  # type: ignore[no-untyped-call]
-        run = zip(keys, pieces, strict=True)
-        delta = torch.cat([self._blueprint(key)(tensors.seeds[key], piece) for key, piece in run])
-        trailing = [1] * (h.ndim - 1)
-        if branches is not None and crossing.passing:
-            branches = self._pass_branches(keys, crossing, tensors, branches)
-        born = []
-        if len(crossing.left_out):
-            born.append(h[crossing.owner[crossing.left_out]])
-        if len(crossing.tried):
-            born.append(h.detach()[crossing.owner[crossing.tried]] + delta[crossing.tried])
-        if len(crossing.blended_at):
-            alpha = crossing.alpha.to(h.dtype).view(-1, *trailing)
-            blended = delta if len(alpha) == len(delta) else delta[crossing.blended_at]
-            h = h.index_add(0, crossing.blended_owner, alpha * blended)
-        if born:
-            branches = torch.cat(born if branches is None else [branches, *born])
-        return h, branches
-
-    def _pass_branches(self, keys: list[GroupKey], crossing: Crossing, tensors: "_Leaves", branches: Tensor) -> Tensor:
-        """Earlier branches meet the blended seeds of this slot, which learn nothing from them."""
-        deltas = []
-        for place, meets, seeds in crossing.passing:
-            key = keys[place]
-            own = [leaf.detach()[seeds] for leaf in tensors.seeds[key]]
-            deltas.append(self._blueprint(key)(own, branches[meets]))
-        alpha = crossing.passing_alpha.to(branches.dtype).view(-1, *[1] * (branches.ndim - 1))
-        index = torch.cat([meets for _, meets, _ in crossing.passing])
-        return branches.index_add(0, index, alpha * torch.cat(deltas))
-
     @_VMAP_ATTENTION
     @torch.inference_mode()
-    def measure(self, split: Split, *, what_if: bool = False) -> Measurement:
+    def measure(self, split: Split, *, what_if: bool = False, trials: Tensor | None = None) -> Measurement:
         """Validate all hosts, with and without each blended seed, sharing what lies before its slot."""
-        route = self._route(leave_out=True, try_out=what_if)
+        route = self._route(leave_out=True, whole=what_if, trials=trials)
         tensors = self._leaves()
         rows = self._num_hosts + len(route.branch_owner)
         largest = max(torch.Size(site.shape.tensor_shape(1)).numel() for site in self.sites)
@@ -228,12 +179,16 @@ class StackedExecutor:
             loss += chunk_loss * (len(xs) / len(x))
             accuracy += chunk_accuracy * (len(xs) / len(x))
         score = score_of(self._task, loss, accuracy).to(torch.float32)
-        contributions, prospects = torch.full((2, self._num_hosts, len(self.sites)), NOT_MEASURED)
-        trunk_score, branch_score = score[: self._num_hosts], score[self._num_hosts :]
-        gain = branch_score - trunk_score[route.branch_owner]
-        for target, kind, sign in ((contributions, ~route.branch_tries, -1), (prospects, route.branch_tries, 1)):
-            target[route.branch_owner[kind], route.branch_slot[kind]] = sign * gain[kind]
-        return Measurement(loss[: self._num_hosts].to(torch.float32), trunk_score, contributions, prospects)
+        gains = self._gains(route, score[: self._num_hosts], score[self._num_hosts :])
+        return Measurement(loss[: self._num_hosts].to(torch.float32), score[: self._num_hosts], *gains)
+
+    def _gains(self, route: Route, trunk: Tensor, branches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Contributions, prospects and trials from the scores of hosts and branches, each `[N, S]`."""
+        result = torch.full((len(Branch), self._num_hosts, len(self.sites)), NOT_MEASURED)
+        scores = torch.where(route.branch_kind == Branch.TRIES, branches.nan_to_num(0.0), branches)
+        gain = scores - trunk[route.branch_owner]
+        result[route.branch_kind, route.branch_owner, route.branch_slot] = gain
+        return -result[Branch.LEAVES_OUT], result[Branch.HAS_WHOLE], result[Branch.TRIES]
 
     def remember(self, hosts: Tensor) -> None:  # noqa: ARG002  # all others stand at their last good state anyway
         """Keep all rows; hosts that failed have been restored before, so theirs do not change."""
@@ -285,18 +240,18 @@ class StackedExecutor:
             self._batches[index].load_state_dict(state["batches"][index])
         self._planted, self._table = table.blueprint.clone(), table
 
-    def _route(self, *, leave_out: bool, try_out: bool) -> Route:
+    def _route(self, *, leave_out: bool, whole: bool, trials: Tensor | None = None) -> Route:
         slots: list[dict[int, Tensor]] = [{} for _ in self.sites]
         for (slot, blueprint), rows in self._now.seeds.items():
             slots[slot][blueprint] = rows.owner
-        return plan_route(slots, self._table, leave_out=leave_out, try_out=try_out)
+        return plan_route(slots, self._table, leave_out=leave_out, whole=whole, trials=trials)
 
-    def _leaves(self) -> "_Leaves":
+    def _leaves(self) -> Leaves:
         shapes = [part.shapes for part in self._parts]
         pieces = self._now.hosts.weights.split([part.size for part in self._parts], 1)
         parts = [leaves(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
         seeds = {key: leaves(rows.weights, self._blueprint(key).shapes) for key, rows in self._now.seeds.items()}
-        return _Leaves(parts, seeds)
+        return Leaves(parts, seeds)
 
     def _blueprint(self, key: GroupKey) -> Batched:
         if key not in self._blueprints:
@@ -305,6 +260,13 @@ class StackedExecutor:
             with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
                 self._blueprints[key] = Batched(find_blueprint(shape.family, blueprint).build(shape).to(self._dtype))
         return self._blueprints[key]
+
+    def _place_read(self, key: GroupKey) -> int | None:
+        """Where in the chain seeds of this kind read; None if that is at their slot."""
+        slot, blueprint = key
+        site = self.sites[slot]
+        source = site.source_of(find_blueprint(site.shape.family, blueprint))
+        return None if source is None else self._chain.sources[source]
 
     def _rates(self, count: int) -> list[dict[int, float]]:
         """The learning rate of each of the next `count` minibatches, by the step at which a host begins the epoch."""
@@ -317,20 +279,6 @@ class StackedExecutor:
 
     def _cast(self, x: Tensor) -> Tensor:
         return x.to(self._dtype) if x.is_floating_point() else x
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaves:
-    """Stacked parameters that gradients can be taken of: of each part of the host, and of each group of seeds."""
-
-    parts: list[list[Tensor]]
-    seeds: dict[GroupKey, list[Tensor]]
-
-    def groups(self) -> list[list[Tensor]]:
-        return [[leaf for part in self.parts for leaf in part], *self.seeds.values()]
-
-    def all(self) -> list[Tensor]:
-        return [leaf for group in self.groups() for leaf in group]
 
 
 @torch.no_grad()
