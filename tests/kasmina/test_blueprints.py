@@ -63,9 +63,31 @@ def test_a_seed_has_the_shape_of_its_site_and_starts_without_effect(entry: Bluep
 
 
 @each_blueprint
-def test_every_tensor_of_a_seed_gets_gradient_within_two_steps_and_its_loss_falls(entry: Blueprint, width: int) -> None:
+def test_an_awake_seed_has_an_effect_and_the_weights_of_a_silent_one_but_for_its_scale(
+    entry: Blueprint, width: int
+) -> None:
+    site, seeds, dice = site_of(entry, width), [], []
+    for silent in (True, False):
+        torch.manual_seed(3)
+        seeds.append(entry.build(site, silent))
+        dice.append(torch.rand(()))
+    silent_seed, awake = seeds
+    assert dice[0] == dice[1]  # both draw the same numbers
+    assert awake(torch.randn(site.tensor_shape(3))).abs().max() > 1e-3
+    different = [
+        name for name, weight in awake.state_dict().items() if not torch.equal(weight, silent_seed.state_dict()[name])
+    ]
+    assert different == ["norm.weight" if entry.name == "norm" else "scale"]
+    assert awake.get_parameter(different[0]).eq(1).all()
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "awake"])
+@each_blueprint
+def test_every_tensor_of_a_seed_gets_gradient_within_two_steps_and_its_loss_falls(
+    entry: Blueprint, width: int, silent: bool
+) -> None:
     site = site_of(entry, width)
-    seed = entry.build(site)
+    seed = entry.build(site, silent)
     h = torch.randn(site.tensor_shape(32))
     given = h if entry.reads is None else torch.randn(entry.input_shape(site).tensor_shape(32))
     target = 0.5 * h + 0.3 * torch.randn(site.tensor_shape(1))
@@ -183,6 +205,8 @@ def test_registering_where_there_is_no_place_is_refused(place: int, name: str, r
 def test_a_blueprint_can_take_over_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     blueprint(Family.FEATURES, 2, "mine", "test", replace=True)(Nothing)
+    built = find_blueprint(Family.FEATURES, "mine").build(SiteShape(Family.FEATURES, 8), silent=True)
+    assert not built.get_parameter("weight").any()  # it cannot be silenced, and is left as it is
     assert find_blueprint(Family.FEATURES, "mine").cost(SiteShape(Family.FEATURES, 8)).params == 8
     with pytest.raises(InputError, match="low_rank"):
         find_blueprint(Family.FEATURES, "low_rank")

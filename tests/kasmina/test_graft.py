@@ -105,7 +105,7 @@ def test_unknown_slots_blueprints_and_blends_list_the_valid_names() -> None:
         model.germinate("head", "mlp")
     with pytest.raises(InputError, match="choose one of: norm, low_rank, gated, mlp, attention"):
         model.germinate("1", "dense")
-    with pytest.raises(InputError, match="choose one of: linear, sigmoid, gated"):
+    with pytest.raises(InputError, match="choose one of: linear, sigmoid, gated, instant"):
         model.germinate("1", "mlp", blend="quadratic")
 
 

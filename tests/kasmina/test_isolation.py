@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina import GraftedModel, take_snapshot
 from esper.kasmina.growth import Isolation
-from esper.leyline import Stage
+from esper.leyline import InputError, Stage
 from tests.kasmina.builders import grow_until, make_batch, make_grafted, make_mlp, run_epoch, train_step
 
 ISOLATIONS: tuple[Isolation, ...] = ("straight-through", "shadow")
@@ -48,6 +48,50 @@ def test_a_training_seed_learns(isolation: Isolation) -> None:
     train_step(model)
     train_step(model)
     assert all(not torch.equal(old, new) for old, new in zip(before, seed_parameters(model), strict=True))
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_an_instant_seed_leaves_the_output_as_it_is_and_learns_with_its_host_from_the_first_step(
+    isolation: Isolation,
+) -> None:
+    plain = make_mlp()
+    x, _ = make_batch()
+    expected = copy.deepcopy(plain)(x)
+    model = make_grafted(model=plain, isolation=isolation)
+    model.germinate("1", "mlp", blend="instant")
+    model.begin_epoch()
+    assert (model.slot("1").stage, model.slot("1").alpha) == (Stage.GERMINATED, 1.0)
+    assert torch.equal(model(x), expected)
+    before = seed_parameters(model)
+    train_step(model)
+    train_step(model)
+    assert all(not torch.equal(old, new) for old, new in zip(before, seed_parameters(model), strict=True))
+    with_seed = model(x)
+    with model.override_alpha("1", 0.0):
+        assert not torch.equal(model(x), with_seed)
+    model.end_epoch(score=0.5, loss=1.0, contributions={"1": 0.1})
+    assert model.slot("1").stage is Stage.HOLDING
+
+
+def test_only_a_seed_that_starts_at_alpha_zero_is_born_awake() -> None:
+    def scale(blend: str) -> Tensor:
+        model = make_grafted()
+        model.germinate("1", "mlp", blend=blend)
+        return model.slots[0].get_parameter("seed.scale")
+
+    assert [bool(scale(blend).eq(1).all()) for blend in ("linear", "sigmoid", "gated")] == [True] * 3
+    assert not scale("instant").any()
+    from_the_start = make_grafted()
+    from_the_start.plant_fossils({"1": "mlp"})
+    assert not from_the_start.slots[0].get_parameter("seed.scale").any()
+
+
+def test_an_instant_seed_without_gradients_cannot_be_judged() -> None:
+    model = make_grafted()
+    model.germinate("1", "mlp", blend="instant")
+    model.begin_epoch()
+    with pytest.raises(InputError, match="no gradients to judge it by"):
+        model.end_epoch(score=0.5, loss=1.0, contributions={"1": 0.1})
 
 
 def test_a_shadow_trained_seed_lowers_the_loss_it_would_have_in_place() -> None:

@@ -74,6 +74,18 @@ def test_a_fresh_grafted_model_loads_seeds_with_their_stage_and_alpha(tmp_path: 
     assert all(id(p) in owned for p in seed.parameters())
 
 
+def test_an_instant_seed_is_saved_and_loaded_in_its_first_epoch(tmp_path: Path) -> None:
+    model, fresh = make_grafted(), make_grafted()
+    model.germinate("1", "mlp", blend="instant")
+    model.begin_epoch()
+    train_step(model)
+    fresh.load_state_dict(saved(model.state_dict(), tmp_path))
+    assert (fresh.slot("1").stage, fresh.slot("1").alpha) == (Stage.GERMINATED, 1.0)
+    assert torch.equal(fresh(X), model(X))
+    run_epoch(fresh)
+    assert fresh.slot("1").stage is Stage.HOLDING
+
+
 @pytest.mark.parametrize("inside", ["the grafted model", "its host"])
 def test_a_module_that_holds_a_growing_network_saves_and_loads_it(tmp_path: Path, inside: str) -> None:
     model, fresh = grown(), make_grafted()

@@ -66,6 +66,24 @@ def test_rollback_is_bit_exact_whatever_happened_in_between(happening: Any) -> N
     assert_equal(take_snapshot(model), snapshot)
 
 
+@pytest.mark.parametrize("gradient", [0.0, 1.0], ids=["culled", "holding"])
+def test_an_instant_seed_in_its_first_epoch_is_restored_whatever_became_of_it(gradient: float) -> None:
+    model = make_grafted()
+    model.germinate("1", "mlp", blend="instant")
+    model.begin_epoch()
+    train_step(model)
+    snapshot = take_snapshot(model)
+    train_step(model, seed=1)
+    expected = take_snapshot(model)
+    model.end_epoch(score=0.5, loss=1.0, contributions={"1": 0.1}, seed_gradients={"1": gradient})
+    assert model.slot("1").stage is (Stage.HOLDING if gradient else Stage.CULLED)
+    restore_snapshot(model, snapshot)
+    assert_equal(take_snapshot(model), snapshot)
+    assert (model.slot("1").stage, model.slot("1").alpha) == (Stage.GERMINATED, 1.0)
+    train_step(model, seed=1)
+    assert_equal(take_snapshot(model), expected)
+
+
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
 def test_training_after_a_rollback_goes_as_it_would_have_without(optimizer_class: Any) -> None:
     host = make_mlp()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from esper.kasmina import action_masks
 from esper.leyline import MEASUREMENTS_BEFORE_CULL, Blend, InputError, Op, Stage
 from esper.tamiyo import (
     Controller,
@@ -19,7 +20,7 @@ from esper.tamiyo import (
     make_controller,
     run_episode,
 )
-from esper.tolaria import Episode, Situation
+from esper.tolaria import Episode, Population, Situation
 from tests.worlds import tiny_task
 
 
@@ -64,6 +65,28 @@ def test_random_draws_only_legal_actions_for_many_hosts() -> None:
             chosen = controller.decide(episode.situation)
             assert episode.situation.masks.allow(chosen).all()
             episode.step(chosen)
+
+
+@pytest.mark.parametrize("name", ["random", "schedule", "heuristic"])
+def test_no_controller_plants_what_cannot_be_decided_in_time(name: str) -> None:
+    """Hosts with different numbers of epochs left, some with time for instant seeds alone, some for none."""
+    population = Population(tiny_task(), 5, executor="loop")
+    population.start(range(5))
+    left, catalogue = torch.tensor([0, 1, 2, 5, 6]), population.executor.catalogue
+    masks = action_masks(population.table, catalogue, population.budget, left)
+    controller = make_controller(name)
+    controller.reset(5, 0)
+    germinated = torch.zeros(5, dtype=torch.bool)
+    for _ in range(20):
+        actions = controller.decide(replace(population.situation, masks=masks))
+        assert masks.allow(actions).all()
+        germinated |= actions[:, 3] == Op.GERMINATE
+    assert germinated.tolist() == [False, False, name == "random", name == "random", True]
+
+
+def test_the_heuristic_waits_for_measurements_that_a_cull_needs() -> None:
+    situation = situation_with(contribution=-0.001, epochs_in_stage=9, measurements=MEASUREMENTS_BEFORE_CULL - 1)
+    assert decide(situation)[3] == Op.WAIT
 
 
 def test_a_schedule_plants_on_time_and_keeps_what_it_may() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from esper.leyline import EventType, Op
+from esper.leyline import Blend, EventType, Op
 from esper.nissa import Hub, MemorySink
 from esper.tolaria import Governor, GovernorSettings, Population, StackedExecutor
 from tests.worlds import tiny_task
@@ -118,11 +118,12 @@ def test_a_rollback_returns_network_seeds_and_optimiser_bit_for_bit(executor: st
     population = Population(tiny_task(), 2, executor=executor, hub=Hub([memory]))
     population.start([0, 1])
     population.step(torch.tensor([[0, 6, 3, Op.GERMINATE], [3, 1, 0, Op.GERMINATE]]))
-    for _ in range(3):
+    for _ in range(2):
         population.step(WAIT)
+    population.step(torch.tensor([[1, 3, Blend.INSTANT, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
     table, good = population.table.clone(), training_state(population, 0)
     poison(population, 0)
-    outcome = population.step(torch.tensor([[1, 1, 0, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
+    outcome = population.step(torch.tensor([[3, 1, Blend.INSTANT, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
     assert outcome.panicked.tolist() == [True, False]
     assert population.table.select(slice(0, 1)).equals(table.select(slice(0, 1)))  # what was germinated since is gone
     restored = training_state(population, 0)

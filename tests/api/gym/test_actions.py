@@ -7,7 +7,16 @@ from gymnasium.spaces import MultiDiscrete
 
 import esper
 from esper.api.gym import ActionCoding, GrowthGymEnv, joint_actions, joint_mask
-from esper.kasmina import ActionMasks, num_blueprints
+from esper.kasmina import (
+    UNLIMITED,
+    ActionMasks,
+    Catalogue,
+    Family,
+    SiteShape,
+    SlotTable,
+    action_masks,
+    num_blueprints,
+)
 from esper.leyline import NUM_BLENDS, NUM_OPS, InputError, Op
 from esper.tamiyo import Random
 from tests.catalogues import one_more_kind
@@ -43,6 +52,18 @@ def test_the_joint_mask_is_what_the_core_allows(budget: int) -> None:
         assert torch.equal(joint_mask(masks), expected)
         legal = sum(int(masks.allow(action.expand(2, 4))[0]) for action in EVERYTHING)
         assert legal == int(joint_mask(masks)[0].sum())  # and there are no others
+
+
+def test_hosts_with_little_time_are_offered_the_blends_that_they_have_time_for() -> None:
+    catalogue = Catalogue.of([SiteShape(Family.FEATURES, 8)] * SLOTS)
+    epochs_left = torch.tensor([0, 1, 2, 5, 6])
+    masks = action_masks(SlotTable.empty(5, SLOTS), catalogue, torch.full((5,), UNLIMITED), epochs_left)
+    expected = torch.stack([masks.allow(action.expand(5, 4)) for action in joint_actions(SLOTS)], 1)
+    assert torch.equal(joint_mask(masks), expected)
+    assert joint_mask(masks).any(1).all()
+    heads = ActionCoding(SLOTS, flat=False).learner_mask(masks)
+    blends = heads[:, SLOTS + NUM_BLUEPRINTS : -NUM_OPS]
+    assert blends.tolist() == [[True, False, False, False]] * 2 + [[False] * 3 + [True]] * 2 + [[True] * 4]
 
 
 def test_every_flat_action_is_the_row_of_its_number() -> None:

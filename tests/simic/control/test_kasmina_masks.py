@@ -14,7 +14,8 @@ def test_drawn_actions_are_legal_through_whole_lives_of_seeds() -> None:
     table, budget = SlotTable.empty(hosts, 2), torch.full((hosts,), UNLIMITED)
     seen = torch.zeros(0, dtype=torch.long)
     for _ in range(40):
-        masks = action_masks(table, catalogue, budget)
+        epochs_left = torch.randint(8, (hosts,))  # some have no time for any blend, some for instant seeds alone
+        masks = action_masks(table, catalogue, budget, epochs_left)
         logits = 3.0 * torch.randn(hosts, len(spec.heads), spec.width)
         actions = draw_actions(spec, logits, {name: getattr(masks, name) for name in HEAD_NAMES})
         assert masks.allow(actions).all()

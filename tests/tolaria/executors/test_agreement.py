@@ -141,6 +141,23 @@ def test_measurements_agree_with_leaving_each_seed_out() -> None:
     assert torch.allclose(a.loss, b.loss, atol=1e-6)
 
 
+@pytest.mark.parametrize("host", ["mlp", "transformer"])
+def test_an_alpha_that_breaks_the_network_costs_all_of_its_score(host: str) -> None:
+    pair = both(host_task(host), 1, torch.float64)
+    trials = torch.full_like(pair[0].table.alpha, torch.nan)
+    trials[0, 0] = 1 / 3
+    for population in pair:
+        population.step(torch.tensor([[0, 3, 0, Op.GERMINATE]]))
+        with torch.no_grad():
+            if population is pair[0]:
+                next(population.executor.network(0).slots[0].parameters()).fill_(torch.nan)
+            else:
+                population.executor._now.seeds[0, 4].weights.fill_(torch.nan)  # type: ignore[attr-defined]
+        measured = population.executor.measure(population.task.splits().val, trials=trials)
+        assert measured.score.isfinite().all()
+        assert torch.equal(measured.trials[:, 0], -measured.score)
+
+
 def test_measuring_in_several_goes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     _, stacked = both(host_task("conv1d"), 4, torch.float64)
     split = stacked.task.splits().val
