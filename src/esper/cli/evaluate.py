@@ -31,6 +31,8 @@ class Evaluate:
     """First seed; the others follow it."""
     price: float = DEFAULT_PRICE
     """What adding as many parameters as the host has costs."""
+    flop_price: float = 0.0
+    """What adding as many FLOPs as the host needs for a sample costs, beside that."""
     budget_params: int | None = None
     """The most parameters that growth may add, for every controller alike."""
     executor: str = "auto"
@@ -90,7 +92,7 @@ class Evaluate:
     def _settings(self) -> "EpisodeSettings":
         from esper.tolaria import EpisodeSettings
 
-        return EpisodeSettings(price=self.price, budget=check_budget(self.budget_params))
+        return EpisodeSettings(price=self.price, budget=check_budget(self.budget_params), flop_price=self.flop_price)
 
     def _controllers(self) -> "dict[str, Controller]":
         from esper.api import find_controller

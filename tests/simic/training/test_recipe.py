@@ -14,5 +14,5 @@ def test_a_worker_that_knows_other_blueprints_says_so_and_makes_no_hosts() -> No
     with one_more_kind():
         recipe = EnvRecipe(tiny_task(), EpisodeSettings(length=4), 0, "loop", None)
         assert recipe(Shard(0, 1), Hub()).num_envs == 1
-    with pytest.raises(OtherCatalogueError, match="a worker knows other blueprints .* register them at the top"):
+    with pytest.raises(OtherCatalogueError, match=r"a worker knows other blueprints .* register them at the top"):
         recipe(Shard(0, 1), Hub())

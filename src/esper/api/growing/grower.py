@@ -20,6 +20,7 @@ from esper.api.growing.evaluation import Evaluator, Reading, number
 from esper.api.growing.exporting import check_target, export, first_line
 from esper.api.growing.files import GoodEpoch, check_growth, read_growth, write_growth
 from esper.api.growing.guard import Guard
+from esper.api.growing.pricing import Pricing
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
 from esper.api.growing.scale import Measure, make_scale
 from esper.api.growing.setup import (
@@ -49,7 +50,6 @@ from esper.leyline import (
     Op,
     Stage,
     TrainingFailedError,
-    rent,
 )
 from esper.nissa import Hub
 from esper.tamiyo import Controller
@@ -76,6 +76,7 @@ class Grower:
     | higher_is_better | instead of measure: evaluate returns any other metric, and this way it improves |
     | epochs | how often `step` will be called; without it, seeds may be germinated at any time |
     | price | what adding as many parameters as the model has costs, in units of score |
+    | flop_price | what adding as many FLOPs as the model needs for a sample costs, beside that |
     | schedulers | learning-rate schedulers, to be saved and rolled back with the model |
     | seed | where the initial weights of seeds and the dice of the controller come from; torch's seed if not given |
     | hub | told about every move, as the episodes of `esper train` tell theirs |
@@ -98,6 +99,7 @@ class Grower:
         higher_is_better: bool | None = None,
         epochs: int | None = None,
         price: float = DEFAULT_PRICE,
+        flop_price: float = 0.0,
         schedulers: Sequence[LRScheduler] = (),
         seed: int | None = None,
         hub: Hub | None = None,
@@ -108,9 +110,8 @@ class Grower:
         self._epochs = number_of_steps(epochs)
         self._schedulers = list(schedulers)
         self._example = example
-        self._host_params = sum(parameter.numel() for parameter in host.parameters())
-        self._limits = limits_of(budget, self._host_params)
-        self._price = torch.tensor([float(price)])
+        self._pricing = Pricing.of(host, example, price, flop_price)
+        self._limits = limits_of(budget, self._pricing.host_params)
         self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
         own_seed = (torch.initial_seed() if seed is None else seed) % 2**62
         self._seed = int(of_first_rank(torch.tensor([own_seed]), self._device))
@@ -129,7 +130,7 @@ class Grower:
         """What to train: the given model with slots."""
         self._watch = OptimizerWatch(optimizer, self.grafted)
         self._evaluator = Evaluator(evaluate, self.grafted, model, scale, self._device)
-        self._reporter = make_reporter(hub, self.grafted, self._host_params)
+        self._reporter = make_reporter(hub, self.grafted, self._pricing.host_params)
         self.history: list[Decision] = []
         """Every decision since this grower was made or loaded."""
         self._begin()
@@ -149,7 +150,7 @@ class Grower:
         """What the controller sees: the same record that it sees in Esper's own episodes."""
         epoch = int(self._signals.epoch)
         length = max(DEFAULT_EPISODE_LENGTH, _OPEN_END * epoch) if self._epochs is None else max(self._epochs, epoch)
-        table, catalogue = self.grafted.table, self.grafted.catalogue
+        table, catalogue, pricing = self.grafted.table, self.grafted.catalogue, self._pricing
         masks = self._limits.masks(table, catalogue)
         if self._epochs is not None and self._epochs - epoch < EPOCHS_TO_DECIDE:
             masks = masks.without(Op.GERMINATE, torch.tensor([True]))  # what cannot be decided in time is not planted
@@ -159,10 +160,12 @@ class Grower:
             masks,
             catalogue,
             self.grafted.sites,
-            self._host_params,
-            self._price,
+            pricing.host_params,
+            pricing.price,
             self.grafted.budget,
             length,
+            pricing.host_flops,
+            pricing.flop_price,
         )
 
     @property
@@ -238,14 +241,14 @@ class Grower:
             return common
         site = self.grafted.sites[index]
         table = self.grafted.table if op == Op.GERMINATE else before
-        params = int(table.params[0, index])
         return replace(
             common,
             slot=site.path,
             blueprint=find_blueprint(site.shape.family, int(table.blueprint[0, index])).name,
-            params=params,
+            params=int(table.params[0, index]),
+            flops=int(self.grafted.catalogue.planted_flops(table)[0, index]),
             contribution=float(before.contribution[0, index]),
-            rent=rent(float(params), self._host_params, float(self._price)),
+            rent=float(self._pricing.owed(table, self.grafted.catalogue)[index]),
         )
 
     def _told(self, op: Op, reading: Reading) -> Decision:
@@ -256,6 +259,7 @@ class Grower:
             reading.score,
             reading.value,
             added_params=int(table.added_params),
+            added_flops=int(self.grafted.catalogue.planted_flops(table).sum()),
             budget_used=self._limits.used(table, self.grafted.catalogue),
         )
 
@@ -301,7 +305,8 @@ class Grower:
         return decisions
 
     def _judge_trials(self) -> list[Verdict]:
-        return judge(self.grafted, self._evaluator.read, float(self._price), self._host_params)
+        grafted = self.grafted
+        return judge(grafted, self._evaluator.read, self._pricing.owed(grafted.table, grafted.catalogue))
 
     def mirror(self, copied: nn.Module) -> None:
         """Let a copy of `model`, such as an `AveragedModel` of it, grow along; it can then be averaged as usual."""

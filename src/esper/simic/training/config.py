@@ -103,6 +103,8 @@ class TrainingConfig:
 
     price: float | tuple[float, float] = (0.01, 0.1)
     """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
+    flop_price: float = 0.0
+    """What adding as many FLOPs as the host needs for a sample costs, beside the price of parameters."""
     twins: bool = True
     """Whether hosts are paid relative to twins, from the same seeds, that are left alone."""
     twin_weight: float = 0.4
@@ -292,6 +294,7 @@ class TrainingConfig:
             self.budget,
             self.batch_size,
             self.germinate_when_stable,
+            flop_price=self.flop_price,
             tracker=tracker,
             compute=compute,
         )
