@@ -39,6 +39,8 @@ class Grow:
     """What adding as many parameters as the host has costs."""
     flop_price: float = 0.0
     """What adding as many FLOPs as the host needs for a sample costs, beside that."""
+    seed_lr_scale: float | None = None
+    """Learning rate of seeds relative to their host's; the task's own number if not given."""
     out: Path = Path("runs/grown.pt2")
     """File for the network; its growth history goes to the same name with .json."""
     json: Path | None = None
@@ -53,7 +55,10 @@ class Grow:
 
         check_seed(self.seed)
         settings = EpisodeSettings(
-            price=self.price, budget=check_budget(self.budget_params), flop_price=self.flop_price
+            price=self.price,
+            budget=check_budget(self.budget_params),
+            flop_price=self.flop_price,
+            seed_lr_scale=self.seed_lr_scale,
         )
         controller, task = find_controller(self.controller), find_task(self.task)
         history = self._check_files()

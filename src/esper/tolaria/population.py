@@ -57,7 +57,7 @@ class Population:
     ) -> None:
         self.num_hosts = num_hosts
         self.settings = settings or EpisodeSettings()
-        self.task = task = _with_batches(task, self.settings.batch_size)
+        self.task = task = _adjusted(task, self.settings)
         self.length = self.settings.length or task.episode_length
         self.executor: Executor = make_executor(executor, task, num_hosts, self.length, dtype, self.settings.compute)
         self.host_params, self.host_flops = self.executor.host_params, _host_flops(task)
@@ -326,8 +326,11 @@ def _host_flops(task: Task) -> int:
     return count_flops(host.eval(), task.splits().val.x[:1].to("meta"))
 
 
-def _with_batches(task: Task, batch_size: int | None) -> Task:
-    """`task` with minibatches of this size, if one is given."""
+def _adjusted(task: Task, settings: EpisodeSettings) -> Task:
+    """`task` with the size of minibatches and the rate of seeds that `settings` ask for."""
+    if settings.seed_lr_scale is not None:
+        task = replace(task, optimizer=replace(task.optimizer, seed_lr_scale=settings.seed_lr_scale))
+    batch_size = settings.batch_size
     if batch_size is None:
         return task
     samples = len(task.splits().train)

@@ -36,6 +36,8 @@ class EpisodeSettings:
     """Whether events also tell what each isolated seed would bring at alpha 1; nothing else reads it."""
     flop_price: float = 0.0
     """What adding as many FLOPs as the host needs for a sample costs, beside the price of parameters."""
+    seed_lr_scale: float | None = None
+    """Learning rate of seeds relative to the host's; None: the task's own."""
     governor: GovernorSettings = field(default_factory=GovernorSettings)
     tracker: TrackerSettings = field(default_factory=TrackerSettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)
@@ -52,6 +54,8 @@ class EpisodeSettings:
         elif not 0 <= self.price < math.inf:
             raise InputError(f"price must be a number of 0 or more; got {self.price}")
         check_flop_price(self.flop_price)
+        if self.seed_lr_scale is not None and not 0 < self.seed_lr_scale < math.inf:
+            raise InputError(f"seed_lr_scale must be a finite number above 0; got {self.seed_lr_scale}")
         if self.budget < 0:
             raise InputError(f"budget must be 0 or more parameters; got {self.budget}")
 

@@ -1,6 +1,5 @@
 """The grower: someone's own model and loop, with capacity that appears where it pays."""
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from esper.api.growing.guard import Guard
 from esper.api.growing.pricing import Pricing
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
 from esper.api.growing.scale import Measure, make_scale
+from esper.api.growing.seed_rate import SeedRate, checked_seed_lr_scale
 from esper.api.growing.setup import (
     checked_controller,
     chosen_sites,
@@ -38,9 +38,7 @@ from esper.kasmina import (
     check_actions,
     find_blueprint,
     graft,
-    restore_snapshot,
     stage_changes,
-    take_snapshot,
 )
 from esper.leyline import (
     DEFAULT_EPISODE_LENGTH,
@@ -77,6 +75,7 @@ class Grower:
     | epochs | how often `step` will be called; without it, seeds may be germinated at any time |
     | price | what adding as many parameters as the model has costs, in units of score |
     | flop_price | what adding as many FLOPs as the model needs for a sample costs, beside that |
+    | seed_lr_scale | learning rate of seeds, as a factor on that of their neighbours |
     | schedulers | learning-rate schedulers, to be saved and rolled back with the model |
     | seed | where the initial weights of seeds and the dice of the controller come from; torch's seed if not given |
     | hub | told about every move, as the episodes of `esper train` tell theirs |
@@ -100,6 +99,7 @@ class Grower:
         epochs: int | None = None,
         price: float = DEFAULT_PRICE,
         flop_price: float = 0.0,
+        seed_lr_scale: float = 1.0,
         schedulers: Sequence[LRScheduler] = (),
         seed: int | None = None,
         hub: Hub | None = None,
@@ -111,6 +111,7 @@ class Grower:
         self._schedulers = list(schedulers)
         self._example = example
         self._pricing = Pricing.of(host, example, price, flop_price)
+        rate = checked_seed_lr_scale(seed_lr_scale)
         self._limits = limits_of(budget, self._pricing.host_params)
         self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
         own_seed = (torch.initial_seed() if seed is None else seed) % 2**62
@@ -129,6 +130,7 @@ class Grower:
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
         self._watch = OptimizerWatch(optimizer, self.grafted)
+        SeedRate(optimizer, self.grafted, rate)
         self._evaluator = Evaluator(evaluate, self.grafted, model, scale, self._device)
         self._reporter = make_reporter(hub, self.grafted, self._pricing.host_params)
         self.history: list[Decision] = []
@@ -275,13 +277,10 @@ class Grower:
         return replace(self._told(Op.WAIT, reading), rolled_back=failure)
 
     def _present(self) -> GoodEpoch:
-        states = [copy.deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
-        return GoodEpoch(take_snapshot(self.grafted), states)
+        return GoodEpoch.of(self.grafted, self._schedulers)
 
     def _restore(self, state: GoodEpoch) -> None:
-        restore_snapshot(self.grafted, state.snapshot)
-        for scheduler, saved in zip(self._schedulers, state.schedulers, strict=True):
-            scheduler.load_state_dict(copy.deepcopy(saved))
+        state.restore(self.grafted, self._schedulers)
         tend_seeds(self.grafted)
 
     def finish(self) -> list[Decision]:

@@ -115,6 +115,8 @@ class TrainingConfig:
     """The most parameters that all seeds of a host together may add."""
     batch_size: int | None = None
     """Samples per minibatch of a host's training; each task's own number if not given."""
+    seed_lr_scale: float | None = None
+    """Learning rate of seeds relative to their host's; each task's own number if not given."""
     curriculum: tuple[Phase, ...] = ()
     """Phases that a run goes through before the tasks, price and budget above are its own, easiest first."""
     reward: RewardConfig = field(default_factory=lambda: GROWTH_REWARD)
@@ -295,6 +297,7 @@ class TrainingConfig:
             self.batch_size,
             self.germinate_when_stable,
             flop_price=self.flop_price,
+            seed_lr_scale=self.seed_lr_scale,
             tracker=tracker,
             compute=compute,
         )
