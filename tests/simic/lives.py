@@ -75,6 +75,7 @@ def make_outcome(before: Situation, after: Situation | None = None, **overrides:
         "final_score": torch.full((hosts,), torch.nan),
         "final_loss": torch.full((hosts,), torch.nan),
         "final_params": torch.zeros(hosts, dtype=torch.int64),
+        "final_flops": torch.zeros(hosts, dtype=torch.int64),
         **overrides,
     }
     return Outcome(before=before, **values)
@@ -110,6 +111,7 @@ def random_step(situation: Situation, panics: Tensor, generator: torch.Generator
     signals = replace(_choose(panicked, situation.signals, signals), epoch=situation.signals.epoch + 1)
     masks_after = action_masks(table, situation.catalogue, situation.budget)
     terminated = panics >= MAX_PANICS
+    kept = table.stage == Stage.FOSSILIZED
     ended = terminated | (signals.epoch >= situation.episode_length)
     return Outcome(
         before=situation,
@@ -120,7 +122,8 @@ def random_step(situation: Situation, panics: Tensor, generator: torch.Generator
         truncated=ended & ~terminated,
         final_score=torch.where(ended, rand(hosts), torch.nan),
         final_loss=torch.where(ended, 3 * rand(hosts), torch.nan),
-        final_params=torch.where(table.stage == Stage.FOSSILIZED, table.params, 0).sum(1),
+        final_params=torch.where(kept, table.params, 0).sum(1),
+        final_flops=torch.where(kept, situation.catalogue.planted_flops(table), 0).sum(1),
     )
 
 

@@ -159,6 +159,19 @@ def test_the_heuristic_keeps_a_seed_that_pays_its_rent() -> None:
     assert decide(situation_with(contribution=0.99 * rent), margin=1.0, patience=0)[3] == Op.CULL
 
 
+def test_the_heuristic_counts_what_flops_cost() -> None:
+    situation = replace(situation_with(contribution=0.5), flop_price=0.1)
+    owed = float(situation.planted_flops[0, 0]) * 0.1 / situation.host_flops + 0.03 * 60 / situation.host_params
+    for factor, op in ((1.01, Op.FOSSILIZE), (0.99, Op.CULL)):
+        situation.table.contribution[0, 0] = factor * owed
+        assert decide(situation, patience=0)[3] == op
+    free = dormant(6, 0.0)
+    rents = [float(0.03 * free.catalogue.params[0, kind] / free.host_params) for kind in (3, 1)]
+    settings: dict[str, Any] = {"order": (3, 1), "time_needed": 0.0, "max_rent": max(rents) + 1e-6}
+    assert decide(free, **settings)[1] == 3
+    assert decide(replace(free, flop_price=10.0), **settings)[3] == Op.WAIT
+
+
 def test_the_heuristic_gives_a_seed_time_to_earn_its_rent() -> None:
     assert decide(situation_with(contribution=-0.001, epochs_in_stage=1), patience=3)[3] == Op.WAIT
     assert decide(situation_with(contribution=-0.001, epochs_in_stage=3), patience=3)[3] == Op.CULL

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import Host, take_snapshot
+from esper.kasmina.flops import count_flops
 from esper.leyline import EventType, IllegalActionError, InputError, Op, Stage
 from esper.nissa import Hub, MemorySink
 from esper.tamiyo import Heuristic, Never, Planting, Random, Schedule, run_episode
@@ -260,3 +261,25 @@ def test_the_cosine_schedule_warms_up_and_falls_to_nothing() -> None:
 def test_the_heuristic_runs_on_a_real_task() -> None:
     result = run_episode(find_task("digits"), Heuristic(), 0, EpisodeSettings(length=12))
     assert result.test_score > 0.5
+
+
+def test_the_objective_can_be_recomputed_from_the_report_with_both_prices() -> None:
+    results = {
+        flop_price: run_episode(tiny_task(), KEEP_TWO, 1, EpisodeSettings(flop_price=flop_price))
+        for flop_price in (0.0, 0.2)
+    }
+    free, priced = results[0.0], results[0.2]
+    assert priced.added_flops > 0
+    host = tiny_task().build_host()
+    assert priced.host_flops == count_flops(host, tiny_task().splits().val.x[:1])
+    assert free.test_objective == free.test_score - free.price * free.added_params / free.host_params
+    rent = 0.03 * priced.added_params / priced.host_params + 0.2 * priced.added_flops / priced.host_flops
+    assert priced.test_objective == pytest.approx(priced.test_score - rent)
+    assert priced.val_objective == pytest.approx(priced.val_score - rent)
+    assert (priced.test_score, priced.added_params) == (free.test_score, free.added_params)
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, True, "much"])
+def test_what_is_no_price_of_flops_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(InputError, match="flop_price must be a number of 0 or more; got"):
+        EpisodeSettings(flop_price=value)

@@ -228,3 +228,26 @@ def test_a_population_of_another_catalogue_is_refused_and_changes_nothing() -> N
     del state["catalogue"]
     with pytest.raises(InputError, match="does not say with which blueprints"):
         population.load_state_dict(state)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_the_rate_of_seeds_can_be_set_for_an_episode(executor: str) -> None:
+    def life(scale: float | None, **task: Any) -> list[Tensor]:
+        population = Population(tiny_task(**task), 1, EpisodeSettings(seed_lr_scale=scale), executor=executor)
+        population.start([0])
+        for action in ([0, 3, 0, Op.GERMINATE], [0, 0, 0, Op.WAIT]):
+            population.step(torch.tensor([action]))
+        return weights(population, 0)
+
+    own, slow = life(None), life(0.25)
+    hosts = len(list(tiny_task().build_host().parameters()))
+    assert all(map(torch.equal, own[:hosts], slow[:hosts]))  # the seed learns in isolation
+    assert not any(map(torch.equal, own[hosts:], slow[hosts:]))
+    assert all(map(torch.equal, slow, life(None, optimizer=replace(tiny_task().optimizer, seed_lr_scale=0.25))))
+    assert all(map(torch.equal, own, life(1.0)))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_what_is_no_rate_of_seeds_is_refused_by_name(scale: float) -> None:
+    with pytest.raises(InputError, match="seed_lr_scale must be a finite number above 0; got"):
+        EpisodeSettings(seed_lr_scale=scale)

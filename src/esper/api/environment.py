@@ -32,6 +32,7 @@ def make_env(
     executor: str = "auto",
     *,
     price: float | tuple[float, float] = DEFAULT_PRICE,
+    flop_price: float = 0.0,
     budget: int = UNLIMITED,
     reward: RewardConfig | None = None,
     compute: ComputeSettings | None = None,
@@ -48,6 +49,7 @@ def make_env(
     executor: str = "auto",
     *,
     price: float | tuple[float, float] = DEFAULT_PRICE,
+    flop_price: float = 0.0,
     budget: int = UNLIMITED,
     reward: RewardConfig | None = None,
     compute: ComputeSettings | None = None,
@@ -64,6 +66,7 @@ def make_env(
     executor: str = "auto",
     *,
     price: float | tuple[float, float] = DEFAULT_PRICE,
+    flop_price: float = 0.0,
     budget: int = UNLIMITED,
     reward: RewardConfig | None = None,
     compute: ComputeSettings | None = None,
@@ -80,6 +83,7 @@ def make_env(
     | seed | the same seed gives the same episodes, whatever `envs` and `workers` are |
     | executor | "loop", "stacked", or "auto", which times both for a moment |
     | price | what adding as many parameters as the host has costs; of a range, each episode draws |
+    | flop_price | what adding as many FLOPs as the host needs for a sample costs, beside that |
     | budget | the most parameters that all seeds of a host together may add |
     | reward | the family of rewards and its numbers; the change of the objective by default |
     | compute | number format, compilation and devices of the hosts; float32, as written, on the CPU by default |
@@ -88,7 +92,13 @@ def make_env(
     if workers < 0:
         raise InputError(f"workers must be 0 or more; got {workers}")
     chosen = find_task(task) if isinstance(task, str) else task
-    settings = EpisodeSettings(length=episode_length, price=price, budget=budget, compute=compute or ComputeSettings())
+    settings = EpisodeSettings(
+        length=episode_length,
+        price=price,
+        budget=budget,
+        flop_price=flop_price,
+        compute=compute or ComputeSettings(),
+    )
     if workers <= 1:
         return EnvRecipe(chosen, settings, seed, executor, reward)(Shard(0, envs), hub or Hub())
     # Settled here, so that all workers agree; and what is wrong with the data is told before any of them starts.

@@ -75,7 +75,13 @@ def run_widened(task: Task, grown: EpisodeResult, seed: int) -> EpisodeResult:
     target = grown.host_params + grown.added_params
     wide = replace(task, host_settings=widened_settings(task, target))
     result = run_episode(wide, Never(), seed)
-    return replace(result, host_params=grown.host_params, added_params=result.host_params - grown.host_params)
+    return replace(
+        result,
+        host_params=grown.host_params,
+        added_params=result.host_params - grown.host_params,
+        host_flops=grown.host_flops,
+        added_flops=result.host_flops - grown.host_flops,
+    )
 
 
 def widened_settings(task: Task, target_params: int) -> dict[str, int | tuple[int, ...]]:

@@ -31,6 +31,10 @@ class Evaluate:
     """First seed; the others follow it."""
     price: float = DEFAULT_PRICE
     """What adding as many parameters as the host has costs."""
+    flop_price: float = 0.0
+    """What adding as many FLOPs as the host needs for a sample costs, beside that."""
+    seed_lr_scale: float | None = None
+    """Learning rate of seeds relative to their host's; the task's own number if not given."""
     budget_params: int | None = None
     """The most parameters that growth may add, for every controller alike."""
     executor: str = "auto"
@@ -90,7 +94,12 @@ class Evaluate:
     def _settings(self) -> "EpisodeSettings":
         from esper.tolaria import EpisodeSettings
 
-        return EpisodeSettings(price=self.price, budget=check_budget(self.budget_params))
+        return EpisodeSettings(
+            price=self.price,
+            budget=check_budget(self.budget_params),
+            flop_price=self.flop_price,
+            seed_lr_scale=self.seed_lr_scale,
+        )
 
     def _controllers(self) -> "dict[str, Controller]":
         from esper.api import find_controller

@@ -37,6 +37,10 @@ class Grow:
     """Seeds the network, its minibatches and its seeds."""
     price: float = DEFAULT_PRICE
     """What adding as many parameters as the host has costs."""
+    flop_price: float = 0.0
+    """What adding as many FLOPs as the host needs for a sample costs, beside that."""
+    seed_lr_scale: float | None = None
+    """Learning rate of seeds relative to their host's; the task's own number if not given."""
     out: Path = Path("runs/grown.pt2")
     """File for the network; its growth history goes to the same name with .json."""
     json: Path | None = None
@@ -50,7 +54,12 @@ class Grow:
         from esper.tolaria import EpisodeSettings, find_task
 
         check_seed(self.seed)
-        settings = EpisodeSettings(price=self.price, budget=check_budget(self.budget_params))
+        settings = EpisodeSettings(
+            price=self.price,
+            budget=check_budget(self.budget_params),
+            flop_price=self.flop_price,
+            seed_lr_scale=self.seed_lr_scale,
+        )
         controller, task = find_controller(self.controller), find_task(self.task)
         history = self._check_files()
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Counting floating-point operations of a module, without running it."""
+"""Counting floating-point operations of a module: without running it, if it is on the meta device."""
 
 from typing import Any
 
@@ -7,8 +7,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+_FORMULAS = {
+    **flop_registry,
+    # torch has no formula for the attention that it runs on the CPU.
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ],
+}
 
-class _FlopCounter(TorchDispatchMode):
+
+class FlopCounter(TorchDispatchMode):
     """Counts two operations per multiply-add of matrix products and convolutions, one per element of other results.
 
     torch's own counter leaves out everything but products, which would make a normalisation look free.
@@ -22,7 +30,7 @@ class _FlopCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func.overloadpacket)
+        count = _FORMULAS.get(func.overloadpacket)
         if count is not None:
             self.total += count(*args, **(kwargs or {}), out_val=result)
         elif isinstance(first := result[0] if isinstance(result, tuple) else result, Tensor) and not func.is_view:
@@ -32,7 +40,7 @@ class _FlopCounter(TorchDispatchMode):
 
 def count_flops(module: nn.Module, sample: Tensor) -> int:
     """FLOPs of one forward pass of `module` on `sample`; both may live on the `meta` device."""
-    counter = _FlopCounter()
+    counter = FlopCounter()
     with torch.no_grad(), counter:
         module(sample)
     return counter.total

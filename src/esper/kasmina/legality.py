@@ -13,6 +13,7 @@ from esper.kasmina.table import SlotTable
 from esper.leyline import (
     EPOCHS_TO_DECIDE,
     MEASUREMENTS_BEFORE_CULL,
+    NO_BLUEPRINT,
     NUM_BLENDS,
     NUM_OPS,
     OP_TARGETS,
@@ -48,6 +49,12 @@ class Catalogue:
                     catalogue.params[slot, blueprint.id - 1] = cost.params
                     catalogue.flops[slot, blueprint.id - 1] = cost.flops
         return catalogue
+
+    def planted_flops(self, table: SlotTable) -> Tensor:
+        """`[N, S]`: what the seed in each slot adds to a forward pass of one sample; 0 without a seed."""
+        chosen = (table.blueprint - 1).clamp(min=0)
+        flops = self.flops.expand(table.shape[0], -1, -1).gather(2, chosen[..., None])[..., 0]
+        return torch.where(table.blueprint == NO_BLUEPRINT, 0, flops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from esper.leyline.errors import (
     unknown_name,
 )
 from esper.leyline.files import remove_partial_files, write_atomically
-from esper.leyline.objective import DEFAULT_PRICE, POINTS, PRICE_RANGE, objective, rent
+from esper.leyline.objective import DEFAULT_PRICE, POINTS, PRICE_RANGE, charge, objective, rent
 from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryEvent, TrainingSignals
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_id import SlotId, sort_slot_ids
@@ -154,6 +154,7 @@ __all__ = [
     "TrainingFailedError",
     "TrainingSignals",
     "WorkerError",
+    "charge",
     "objective",
     "parse_json",
     "printable",

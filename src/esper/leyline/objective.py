@@ -11,8 +11,9 @@ POINTS: Final = 100.0
 
 
 class Quantity(Protocol):
-    """A float, or a tensor of them: whatever can be subtracted, multiplied and divided."""
+    """A float, or a tensor of them: whatever can be added, subtracted, multiplied and divided."""
 
+    def __add__(self, other: Any, /) -> Self: ...
     def __sub__(self, other: Any, /) -> Self: ...
     def __mul__(self, other: Any, /) -> Self: ...
     def __truediv__(self, other: Any, /) -> Self: ...
@@ -21,11 +22,31 @@ class Quantity(Protocol):
 Q = TypeVar("Q", bound=Quantity)
 
 
-def rent(added_params: Q, host_params: float, price: Q) -> Q:
-    """What keeping `added_params` costs, relative to the size of the host."""
-    return price * added_params / host_params
+def charge(added: Q, host: float, price: Q | float) -> Q:
+    """What `added` costs where as much as the `host` has costs the price; parameters and FLOPs alike."""
+    return added * price / host
 
 
-def objective(quality: Q, added_params: Q, host_params: float, price: Q) -> Q:
+def rent(
+    added_params: Q,
+    host_params: float,
+    price: Q,
+    added_flops: Q | float = 0.0,
+    host_flops: float = 1.0,
+    flop_price: float = 0.0,
+) -> Q:
+    """What keeping what was added costs, relative to the size of the host and to the work that it does."""
+    return charge(added_params, host_params, price) + charge(added_flops, host_flops, flop_price)
+
+
+def objective(
+    quality: Q,
+    added_params: Q,
+    host_params: float,
+    price: Q,
+    added_flops: Q | float = 0.0,
+    host_flops: float = 1.0,
+    flop_price: float = 0.0,
+) -> Q:
     """`quality`, in [0, 1], minus the rent of what was added."""
-    return quality - rent(added_params, host_params, price)
+    return quality - rent(added_params, host_params, price, added_flops, host_flops, flop_price)

@@ -93,7 +93,14 @@ class Heuristic:
         table = situation.table
         if table.stage[host, slot] != Stage.HOLDING:
             return wait(1)[0]
-        owed = rent(float(table.params[host, slot]), situation.host_params, float(situation.price[host]))
+        owed = rent(
+            float(table.params[host, slot]),
+            situation.host_params,
+            float(situation.price[host]),
+            float(situation.planted_flops[host, slot]),
+            situation.host_flops,
+            situation.flop_price,
+        )
         contribution = float(table.contribution[host, slot])
         blueprint = int(table.blueprint[host, slot]) - 1
         memory.payoff[blueprint] = max(contribution - owed, memory.payoff.get(blueprint, -1.0))
@@ -115,10 +122,10 @@ class Heuristic:
 
     def _germinate(self, situation: Situation, host: int, memory: _Memory) -> Tensor:
         """The next untried blueprint, or else the best-paying, in the first free slot where its rent is low enough."""
-        masks = situation.masks
+        masks, offers = situation.masks, situation.catalogue
         in_time = masks.slot[host, Op.GERMINATE] & masks.blend[host, Blend.LINEAR]
         legal = in_time[:, None] & masks.blueprint[host]
-        owed = rent(situation.catalogue.params, situation.host_params, situation.price[host])
+        owed = situation.rent(offers.params[None], offers.flops[None])[host]
         open_to = legal & (owed <= self.settings.max_rent)
         possible = [index for index in self.settings.order if index < open_to.shape[1] and open_to[:, index].any()]
         untried = [index for index in possible if index not in memory.tried]

@@ -172,8 +172,8 @@ class GrowthEnv:
         situation = self.situation
         no = torch.zeros(self.num_envs, dtype=torch.bool)
         unknown = torch.full((self.num_envs,), torch.nan)
-        added = situation.table.added_params
-        return self._paid(Outcome(situation, actions, situation, no, no, no, unknown, unknown, added))
+        added = situation.table.added_params, situation.planted_flops.sum(1)
+        return self._paid(Outcome(situation, actions, situation, no, no, no, unknown, unknown, *added))
 
     def _paid(self, outcome: Outcome) -> Step:
         payment = self._reward(outcome)

@@ -25,6 +25,7 @@ from esper.kasmina import (
     plant_fossils,
     stage_changes,
 )
+from esper.kasmina.flops import count_flops
 from esper.leyline import IllegalActionError, InputError, Op, unknown_name
 from esper.nissa import Hub
 from esper.tolaria.executors import EpochResult, Executor, Measurement, make_executor
@@ -57,10 +58,10 @@ class Population:
     ) -> None:
         self.num_hosts = num_hosts
         self.settings = settings or EpisodeSettings()
-        self.task = task = _with_batches(task, self.settings.batch_size)
+        self.task = task = _adjusted(task, self.settings)
         self.length = self.settings.length or task.episode_length
         self.executor: Executor = make_executor(executor, task, num_hosts, self.length, dtype, self.settings.compute)
-        self.host_params = self.executor.host_params
+        self.host_params, self.host_flops = self.executor.host_params, _host_flops(task)
         self.table = SlotTable.empty(num_hosts, len(self.executor.sites))
         self.signals = SignalTable.empty(num_hosts)
         self.price = torch.zeros(num_hosts)
@@ -114,6 +115,8 @@ class Population:
             self.price,
             self.budget,
             self.length,
+            self.host_flops,
+            self.settings.flop_price,
         )
 
     def _masks(self) -> ActionMasks:
@@ -152,7 +155,11 @@ class Population:
             self._final_score.where(terminated | truncated, torch.nan),
             final_loss,
             self.table.added_params,
+            self._added_flops(),
         )
+
+    def _added_flops(self) -> Tensor:
+        return self.executor.catalogue.planted_flops(self.table).sum(1)
 
     def _act(self, actions: Tensor) -> None:
         if self.settings.germinate_when_stable:  # which the lifecycle, that checks all else, knows nothing of
@@ -245,12 +252,23 @@ class Population:
             raise InputError("results are known once every episode is over")
         splits = self.task.splits()
         held_out_score = self.executor.measure(splits.test).score if test else torch.full_like(self.price, torch.nan)
-        rows = zip(self._final_score.tolist(), held_out_score.tolist(), self.table.added_params.tolist(), strict=True)
+        columns = (self._final_score, held_out_score, self.table.added_params, self._added_flops())
         results = []
-        for host, (val, held_out, added) in enumerate(rows):
+        for host, (val, held_out, added, flops) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
             self._reporter.ended(host, val, held_out, added)
-            price, panics = float(self.price[host]), int(self._governor.panics[host])
-            results.append(EpisodeResult(val, held_out, self.host_params, added, price, self._kept(host), panics))
+            result = EpisodeResult(
+                val_score=val,
+                test_score=held_out,
+                host_params=self.host_params,
+                added_params=added,
+                price=float(self.price[host]),
+                kept=self._kept(host),
+                panics=int(self._governor.panics[host]),
+                host_flops=self.host_flops,
+                added_flops=flops,
+                flop_price=self.settings.flop_price,
+            )
+            results.append(result)
         return results
 
     def _kept(self, host: int) -> tuple[Kept, ...]:
@@ -313,8 +331,18 @@ class Population:
         self._good_table = self.table
 
 
-def _with_batches(task: Task, batch_size: int | None) -> Task:
-    """`task` with minibatches of this size, if one is given."""
+def _host_flops(task: Task) -> int:
+    """FLOPs of one sample through a host of `task`, counted without running one, as those of seeds are."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        host = task.build_host()
+    return count_flops(host.eval(), task.splits().val.x[:1].to("meta"))
+
+
+def _adjusted(task: Task, settings: EpisodeSettings) -> Task:
+    """`task` with the size of minibatches and the rate of seeds that `settings` ask for."""
+    if settings.seed_lr_scale is not None:
+        task = replace(task, optimizer=replace(task.optimizer, seed_lr_scale=settings.seed_lr_scale))
+    batch_size = settings.batch_size
     if batch_size is None:
         return task
     samples = len(task.splits().train)

@@ -12,6 +12,12 @@ from esper.tolaria.governor import GovernorSettings
 from esper.tolaria.signals import TrackerSettings
 
 
+def check_flop_price(flop_price: float) -> None:
+    """Refuse what is no price."""
+    if isinstance(flop_price, bool) or not isinstance(flop_price, int | float) or not 0 <= flop_price < math.inf:
+        raise InputError(f"flop_price must be a number of 0 or more; got {flop_price!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeSettings:
     """How an episode runs; what is not given comes from the task."""
@@ -28,6 +34,10 @@ class EpisodeSettings:
     """Whether nothing may germinate in a host before it counts as stable (`TrackerSettings`)."""
     what_if: bool = False
     """Whether events also tell what each isolated seed would bring at alpha 1; nothing else reads it."""
+    flop_price: float = 0.0
+    """What adding as many FLOPs as the host needs for a sample costs, beside the price of parameters."""
+    seed_lr_scale: float | None = None
+    """Learning rate of seeds relative to the host's; None: the task's own."""
     governor: GovernorSettings = field(default_factory=GovernorSettings)
     tracker: TrackerSettings = field(default_factory=TrackerSettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)
@@ -43,6 +53,9 @@ class EpisodeSettings:
                 raise InputError(f"a price range must be two numbers above 0, the lower one first; got {self.price}")
         elif not 0 <= self.price < math.inf:
             raise InputError(f"price must be a number of 0 or more; got {self.price}")
+        check_flop_price(self.flop_price)
+        if self.seed_lr_scale is not None and not 0 < self.seed_lr_scale < math.inf:
+            raise InputError(f"seed_lr_scale must be a finite number above 0; got {self.seed_lr_scale}")
         if self.budget < 0:
             raise InputError(f"budget must be 0 or more parameters; got {self.budget}")
 
@@ -75,13 +88,21 @@ class EpisodeResult:
     price: float
     kept: tuple[Kept, ...]
     panics: int
+    host_flops: int
+    """Of a forward pass of one sample."""
+    added_flops: int
+    flop_price: float
 
     @property
     def val_objective(self) -> float:
         """The objective on the validation split: what a controller is to maximise."""
-        return objective(self.val_score, self.added_params, self.host_params, self.price)
+        return self._objective(self.val_score)
 
     @property
     def test_objective(self) -> float:
         """The objective on the test split: what is reported."""
-        return objective(self.test_score, self.added_params, self.host_params, self.price)
+        return self._objective(self.test_score)
+
+    def _objective(self, score: float) -> float:
+        params = self.added_params, self.host_params, self.price
+        return objective(score, *params, self.added_flops, self.host_flops, self.flop_price)

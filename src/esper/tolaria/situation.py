@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from esper.kasmina import ActionMasks, Catalogue, Site, SlotTable
+from esper.leyline import rent
 from esper.tolaria.signals import SignalTable
 
 
@@ -23,11 +24,25 @@ class Situation:
     budget: Tensor
     """`[N]`: the most parameters that all seeds of a host together may add."""
     episode_length: int
+    host_flops: int = 1
+    """Of one sample through the host; 1 where they were not counted, because nothing is charged for them."""
+    flop_price: float = 0.0
+    """What adding as many FLOPs as the host needs for a sample costs."""
 
     @property
     def steps_left(self) -> Tensor:
         """`[N]`: epochs that are still to come."""
         return self.episode_length - self.signals.epoch
+
+    @property
+    def planted_flops(self) -> Tensor:
+        """`[N, S]`: what the seed in each slot adds to a forward pass of one sample; 0 without a seed."""
+        return self.catalogue.planted_flops(self.table)
+
+    def rent(self, params: Tensor, flops: Tensor) -> Tensor:
+        """What so many parameters and FLOPs, each `[N, ...]` or the same for all hosts, `[1, ...]`, cost each host."""
+        price = self.price.view(-1, *[1] * (params.ndim - 1))
+        return rent(params, self.host_params, price, flops, self.host_flops, self.flop_price)
 
     @property
     def score(self) -> Tensor:
@@ -59,6 +74,8 @@ class Outcome:
     """`[N]`: its validation loss; NaN before the episode's end."""
     final_params: Tensor
     """`[N]`: parameters that the committed network adds; meaningful at the episode's end only."""
+    final_flops: Tensor
+    """`[N]`: FLOPs that it adds to a forward pass of one sample; likewise."""
 
     @property
     def ended(self) -> Tensor:

@@ -39,10 +39,10 @@ def scored(value_of: Callable[[list[bool]], float]) -> tuple[dict[str, Any], Cal
     return place, evaluate
 
 
-def on_trial(value_of: Callable[[list[bool]], float], epochs: int, *slots: int) -> esper.Grower:
+def on_trial(value_of: Callable[[list[bool]], float], epochs: int, *slots: int, **settings: Any) -> esper.Grower:
     """A grower whose seeds were planted one after the other and never decided."""
     place, evaluate = scored(value_of)
-    grower = make_grower(controller=Script([germinate(slot) for slot in slots]), evaluate=evaluate)
+    grower = make_grower(controller=Script([germinate(slot) for slot in slots]), evaluate=evaluate, **settings)
     place["grower"] = grower
     grow(grower, epochs)
     return grower
@@ -70,6 +70,14 @@ def test_a_seed_that_does_not_pay_its_rent_goes() -> None:
     assert torch.equal(grower.model(X), expected)
     torch.testing.assert_close(grower.export()(X), expected, rtol=0, atol=1e-6)
     assert grower.finish() == []
+
+
+def test_what_flops_cost_decides_at_the_end_too() -> None:
+    for flop_price, op in ((0.0, Op.FOSSILIZE), (10.0, Op.CULL)):
+        grower = on_trial(lambda effect: 0.9 if any(effect) else 0.2, 6, 0, flop_price=flop_price)
+        (decision,) = grower.finish()
+        assert (decision.op, decision.flops) == (op, 544)
+        assert decision.added_flops == (544 if op is Op.FOSSILIZE else 0)
 
 
 def test_a_seed_without_effect_goes_without_being_measured() -> None:

@@ -30,13 +30,15 @@ from tests.api.growing.builders import (
 def test_a_life_is_told_in_sentences() -> None:
     grower = make_grower(controller=Script(LIFE), budget=esper.Budget(params=1000))
     told = [str(decision) for decision in grow(grower, 7)]
-    assert told[0] == "germinated mlp in 1: +304 parameters, 30 % of budget"
+    assert told[0] == "germinated mlp in 1: +304 parameters, +544 FLOPs, 30 % of budget"
     assert told[2].endswith("; mlp in 1 has learned and begins to blend in")
     assert told[5].endswith("; mlp in 1 is blended in")
     assert told[6].startswith("kept mlp in 1 for good: it brings ")
     assert grower.grafted.slot("1").stage is Stage.FOSSILIZED
     assert [decision.op for decision in grower.history] == [Op.GERMINATE, *[Op.WAIT] * 5, Op.FOSSILIZE]
     assert grower.history[-1].added_params == 304
+    assert grower.history[-1].flops == grower.history[-1].added_flops == 544
+    assert grower.history[1].flops == 0
 
 
 class TwoInputs(nn.Module):
@@ -77,7 +79,7 @@ def test_culling_and_a_free_slot_are_told_too() -> None:
     grower = make_grower(controller=Script([*LIFE[:6], cull(0)]))
     told = [str(decision) for decision in grow(grower, 9)]
     assert told[6].startswith("culled mlp in 1: it brings ")
-    assert told[6].endswith(", -304 parameters")
+    assert told[6].endswith(", -304 parameters, -544 FLOPs")
     assert told[8].endswith("; 1 is free again")
 
 
@@ -255,3 +257,17 @@ def test_seeds_can_be_planted_by_hand_where_the_controller_never_grows() -> None
     assert math.isfinite(grower.grafted.slot("1").contribution)
     grower.grafted.cull("1")
     assert str(grow(grower, 2)[-1]).endswith("; 1 is free again")
+
+
+def test_flops_have_a_price_if_one_is_asked_for() -> None:
+    rents = {}
+    for flop_price in (0.0, 0.1, 0.2):
+        grower = make_grower(controller=Script(LIFE), flop_price=flop_price)
+        grow(grower, 7)
+        decision = grower.history[-1]
+        rents[flop_price] = decision.rent
+        added = torch.tensor([[decision.params], [decision.flops]])
+        assert decision.rent == pytest.approx(float(grower.situation.rent(*added)))
+    host = 2 * (6 * 8 + 8 * 8 + 8 * 3) + 2 * 8  # products, and two activations of eight
+    assert rents[0.1] - rents[0.0] == pytest.approx(0.1 * 544 / host, rel=1e-5)
+    assert rents[0.2] - rents[0.0] == pytest.approx(2 * (rents[0.1] - rents[0.0]), rel=1e-5)

@@ -56,8 +56,9 @@ def owned(grower: esper.Grower) -> list[list[int]]:
     return [[id(parameter) for parameter in group["params"]] for group in optimizer_of(grower).param_groups]
 
 
+@pytest.mark.parametrize("seed_lr_scale", [1.0, 0.5])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimiser_follows_growth_culling_and_rollback(name: str) -> None:
+def test_every_optimiser_follows_growth_culling_and_rollback(name: str, seed_lr_scale: float) -> None:
     model = make_mlp()
     optimizer = OPTIMIZERS[name](model.parameters())
     good = {"value": True}
@@ -66,6 +67,7 @@ def test_every_optimiser_follows_growth_culling_and_rollback(name: str) -> None:
         optimizer=optimizer,
         controller=Script([*LIFE[:6], cull(0)]),
         evaluate=lambda: 0.5 if good["value"] else float("nan"),
+        seed_lr_scale=seed_lr_scale,
     )
     alone = owned(grower)
     train(grower)
@@ -198,13 +200,17 @@ def advance(scheduler: Any) -> None:
     scheduler.step(1.0) if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else scheduler.step()
 
 
+@pytest.mark.parametrize("seed_lr_scale", [1.0, 0.5])
 @pytest.mark.parametrize("made_after_epochs", [0, 3])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_every_scheduler_sets_the_rates_that_it_sets_without_growth(name: str, made_after_epochs: int) -> None:
+def test_every_scheduler_sets_the_rates_that_it_sets_without_growth(
+    name: str, made_after_epochs: int, seed_lr_scale: float
+) -> None:
     def rates(script: list[Any]) -> list[list[float]]:
         model = make_mlp()
         optimizer = torch.optim.AdamW(two_groups(model))
-        grower = make_grower(model=model, optimizer=optimizer, controller=Script(script))
+        settings = {"controller": Script(script), "seed_lr_scale": seed_lr_scale}
+        grower = make_grower(model=model, optimizer=optimizer, **settings)
         grow(grower, made_after_epochs)
         scheduler = SCHEDULERS[name](optimizer)
         seen = []

@@ -62,7 +62,7 @@ def test_hosts_with_little_time_are_offered_the_blends_that_they_have_time_for()
     assert torch.equal(joint_mask(masks), expected)
     assert joint_mask(masks).any(1).all()
     heads = ActionCoding(SLOTS, flat=False).learner_mask(masks)
-    blends = heads[:, SLOTS + NUM_BLUEPRINTS : -NUM_OPS]
+    blends = heads[:, SLOTS + num_blueprints() : -NUM_OPS]
     assert blends.tolist() == [[True, False, False, False]] * 2 + [[False] * 3 + [True]] * 2 + [[True] * 4]
 
 

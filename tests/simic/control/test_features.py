@@ -349,3 +349,19 @@ def test_a_kind_more_gets_a_column_and_an_offer_in_every_slot() -> None:
         assert other[f"r0c0.economy.offer_{kind.id}"] == pytest.approx(POINTS * owed / 10)
         assert obs_to_base_features(SAMPLE | {"seed_blueprint_id": kind.id})[30:] == [0.0] * 5
     assert observation_width(2) == before
+
+
+def test_rents_and_offers_are_shown_with_what_flops_cost() -> None:
+    free = make_situation(2, 2, host_flops=4000)
+    free.table.blueprint[0, 1], free.table.params[0, 1], free.table.stage[0, 1] = 4, 100, Stage.HOLDING.value
+    priced = replace(free, flop_price=0.05)
+    before, seen = named(free), named(priced)
+    flops = 10 * 0.05 * free.catalogue.flops / 4000
+    for name in ("economy.rent", "r0c1.economy.rent"):
+        assert seen[name] - before[name] == pytest.approx(float(flops[1, 3]), abs=1e-6)
+    for kind in (1, 4):
+        name = f"r0c0.economy.offer_{kind}"
+        assert seen[name] - before[name] == pytest.approx(float(flops[0, kind - 1]), abs=1e-6)
+    changed = {name for name in seen if seen[name] != before[name]}
+    assert changed <= {name for name in seen if "rent" in name or "offer" in name or "net_contribution" in name}
+    assert torch.equal(signals_to_features(replace(free, host_flops=1)), signals_to_features(free))

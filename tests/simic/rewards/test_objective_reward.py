@@ -1,6 +1,7 @@
 """The default reward: it sums to what the episode brought, in quality minus rent."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from esper.kasmina import SlotTable
 from esper.leyline import DEFAULT_GAMMA, POINTS, InputError, Stage, objective, rent
 from esper.simic.rewards import RewardConfig, RewardFamily, SparseConfig, check_gammas, check_learner, make_reward
-from esper.simic.rewards.terms import rent_now
+from esper.simic.rewards.terms import rents_now
 from esper.tolaria import Outcome
 from tests.simic.lives import HOST_PARAMS, last_steps, make_outcome, make_situation, random_life
 
@@ -29,13 +30,22 @@ def final(outcomes: list[Outcome], host: int) -> Outcome:
 
 
 @settings(max_examples=200)
-@given(seed=st.integers(0, 10**6), length=st.integers(1, 14), panic_rate=st.sampled_from([0.0, 0.3]))
-def test_an_episode_is_paid_the_change_of_the_objective(seed: int, length: int, panic_rate: float) -> None:
-    outcomes = random_life(seed, hosts=3, length=length, panic_rate=panic_rate)
+@given(
+    seed=st.integers(0, 10**6),
+    length=st.integers(1, 14),
+    panic_rate=st.sampled_from([0.0, 0.3]),
+    flop_price=st.sampled_from([0.0, 0.2]),
+)
+def test_an_episode_is_paid_the_change_of_the_objective(
+    seed: int, length: int, panic_rate: float, flop_price: float
+) -> None:
+    life: dict[str, Any] = {"length": length, "panic_rate": panic_rate, "flop_price": flop_price, "host_flops": 5000}
+    outcomes = random_life(seed, hosts=3, **life)
     sums = paid(outcomes, RewardConfig())
     for host in range(3):
         end, price = final(outcomes, host), float(outcomes[0].before.price[host])
-        j_end = objective(float(end.final_score[host]), float(end.final_params[host]), HOST_PARAMS, price)
+        params, flops = float(end.final_params[host]), float(end.final_flops[host])
+        j_end = objective(float(end.final_score[host]), params, HOST_PARAMS, price, flops, 5000, flop_price)
         j_start = float(outcomes[0].before.score[host])
         assert float(sums[host]) == pytest.approx(j_end - j_start, abs=1e-6)
 
@@ -56,8 +66,22 @@ def test_seeds_pay_rent_at_their_alpha_and_quality_is_paid_as_it_changes() -> No
     assert float(terms["quality"]) == pytest.approx(0.25)
     assert float(terms["rent"]) == pytest.approx(-0.1 * 0.5 * 400 / HOST_PARAMS)
     doubled = replace(after, table=grown(0.5, 800))
-    assert float(rent_now(doubled)) == pytest.approx(2 * float(rent_now(after)))
-    assert float(rent_now(replace(after, price=torch.tensor([0.0])))) == 0.0
+    assert float(rents_now(doubled)["rent"]) == pytest.approx(2 * float(rents_now(after)["rent"]))
+    assert float(rents_now(replace(after, price=torch.tensor([0.0])))["rent"]) == 0.0
+
+
+def test_flops_pay_a_rent_of_their_own_at_their_alpha_if_they_have_a_price() -> None:
+    free = make_situation(1, 2, table=grown(0.5, 400, blueprint=4), host_flops=2000)
+    flops = int(free.catalogue.flops[0, 3])
+    before = make_situation(1, 2, host_flops=2000, flop_price=0.1)
+    after = replace(free, flop_price=0.1)
+    terms = make_reward()(make_outcome(before, after)).components
+    assert float(terms["flop_rent"]) == pytest.approx(-0.1 * 0.5 * flops / 2000)
+    assert torch.equal(terms["rent"], make_reward()(make_outcome(before, free)).components["rent"])
+    assert float(rents_now(free)["flop_rent"]) == 0.0
+    twice = replace(after, catalogue=replace(after.catalogue, flops=2 * after.catalogue.flops))
+    assert float(rents_now(twice)["flop_rent"]) == pytest.approx(2 * float(rents_now(after)["flop_rent"]))
+    assert torch.equal(rents_now(twice)["rent"], rents_now(after)["rent"])
 
 
 def test_the_last_step_settles_to_the_committed_network() -> None:
@@ -76,7 +100,8 @@ def test_the_last_step_settles_to_the_committed_network() -> None:
 def test_only_quality_and_rent_are_paid_by_default() -> None:
     for outcome in random_life(1):
         components = make_reward()(outcome).components
-        assert all((components[name] == 0).all() for name in ("shaping", "governor", "indecision", "gaming"))
+        unpaid = ("flop_rent", "shaping", "governor", "indecision", "gaming")
+        assert all((components[name] == 0).all() for name in unpaid)
 
 
 def test_scale_and_governor_penalty_are_components_of_their_own() -> None:
@@ -112,6 +137,8 @@ def test_numbers_and_tensors_go_through_the_same_objective() -> None:
     rows = zip(scores.tolist(), params.tolist(), price.tolist(), strict=True)
     assert together == pytest.approx([objective(s, p, HOST_PARAMS, c) for s, p, c in rows])
     assert rent(50, 100, 0.1) * POINTS == pytest.approx(5.0)
+    assert rent(50, 100, 0.1, 30, 600, 0.2) * POINTS == pytest.approx(5.0 + 1.0)
+    assert rent(50, 100, 0.1, 30, 600) == rent(50, 100, 0.1)
 
 
 def test_two_discounts_are_refused_and_named() -> None:

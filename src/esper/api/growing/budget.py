@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import UNLIMITED, ActionMasks, Catalogue, SlotTable, action_masks
-from esper.leyline import NO_BLUEPRINT, InputError, Op
+from esper.leyline import InputError, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Limits:
         masks = action_masks(table, catalogue, torch.full((table.shape[0],), self.params), epochs_left)
         if self.flops == UNLIMITED:
             return masks
-        left = self.flops - added_flops(table, catalogue)
+        left = self.flops - catalogue.planted_flops(table).sum(1)
         blueprint = masks.blueprint & (catalogue.flops <= left[:, None, None])
         slot = masks.slot.clone()
         slot[:, Op.GERMINATE] &= blueprint.any(2)
@@ -66,14 +66,7 @@ class Limits:
         """The share of the tighter limit that the first host's seeds take; None without a limit."""
         amounts: list[tuple[int, Callable[[], Tensor]]] = [
             (self.params, lambda: table.added_params),
-            (self.flops, lambda: added_flops(table, catalogue)),
+            (self.flops, lambda: catalogue.planted_flops(table).sum(1)),
         ]
         shares = [int(added()[0]) / limit if limit else 1.0 for limit, added in amounts if limit != UNLIMITED]
         return max(shares, default=None)
-
-
-def added_flops(table: SlotTable, catalogue: Catalogue) -> Tensor:
-    """`[N]`: what all seeds of a host add to a forward pass of one sample."""
-    chosen = (table.blueprint - 1).clamp(min=0)
-    flops = catalogue.flops.expand(table.shape[0], -1, -1).gather(2, chosen[..., None])[..., 0]
-    return torch.where(table.blueprint == NO_BLUEPRINT, 0, flops).sum(1)

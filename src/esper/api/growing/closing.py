@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.api.growing.decision import Decision
 from esper.api.growing.evaluation import Reading, at_alpha
 from esper.kasmina import GraftedModel, SlotTable, find_blueprint, settle
-from esper.leyline import POINTS, Op, Stage, rent
+from esper.leyline import POINTS, Op, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Verdict:
     slot: str
     blueprint: str
     params: int
+    flops: int
     kept: bool
     contribution: float
     """Score with it minus without it, the seeds that go left out; NaN if it has no effect yet."""
@@ -40,6 +41,7 @@ class Verdict:
             slot=self.slot,
             blueprint=self.blueprint,
             params=self.params,
+            flops=self.flops,
             contribution=self.contribution,
             rent=self.rent,
         )
@@ -52,15 +54,14 @@ class Verdict:
         return f"{deed} {self.blueprint} in {self.slot} ({gain})"
 
 
-def judge(grafted: GraftedModel, read: Callable[[], Reading], price: float, host_params: int) -> list[Verdict]:
-    """A verdict for every seed on trial, in table order; nothing is changed.
+def judge(grafted: GraftedModel, read: Callable[[], Reading], owed: Tensor) -> list[Verdict]:
+    """A verdict for every seed on trial, in table order; `owed [S]` is their rent. Nothing is changed.
 
     A seed without effect goes. Of the others the one that falls short of its rent by most goes, and what is left is
     measured again, until all that is left pays: seeds that do the same work would otherwise all go, or all stay.
     """
     table = grafted.table
     on_trial = table.occupied[0] & (table.stage[0] != Stage.FOSSILIZED)
-    owed = torch.tensor([rent(float(params), host_params, price) for params in table.params[0]])
     verdicts: dict[int, float] = {}
     left = (on_trial & (table.alpha[0] > 0)).nonzero().flatten().tolist()
     gone = [index for index in on_trial.nonzero().flatten().tolist() if index not in left]
@@ -93,6 +94,7 @@ def _verdict(grafted: GraftedModel, index: int, kept: bool, measured: dict[int, 
         site.path,
         find_blueprint(site.shape.family, int(table.blueprint[0, index])).name,
         int(table.params[0, index]),
+        int(grafted.catalogue.planted_flops(table)[0, index]),
         kept,
         measured.get(index, math.nan),
         float(owed[index]),

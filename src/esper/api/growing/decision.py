@@ -30,6 +30,10 @@ class Decision:
     """Parameters of the seed in question."""
     added_params: int = 0
     """Parameters of all seeds after this step."""
+    flops: int = 0
+    """FLOPs that the seed in question adds to a forward pass of one sample."""
+    added_flops: int = 0
+    """The same for all seeds after this step."""
     budget_used: float | None = None
     """Share of the budget that all seeds take after this step; None without a budget."""
     contribution: float = math.nan
@@ -60,12 +64,12 @@ class Decision:
             return f"rolled back to the last good epoch: {self.rolled_back}"
         if self.op is Op.GERMINATE:
             share = "" if self.budget_used is None else f", {100 * self.budget_used:.0f} % of budget"
-            return f"germinated {where}: +{self.params:,} parameters{share}"
+            return f"germinated {where}: +{self.params:,} parameters, +{self.flops:,} FLOPs{share}"
         gain = f"it brings {POINTS * self.contribution:+.1f} points for a rent of {POINTS * self.rent:.1f}"
         if self.op is Op.FOSSILIZE:
             return f"kept {where} for good: {gain}"
         if self.op is Op.CULL:
-            return f"culled {where}: {gain}, -{self.params:,} parameters"
+            return f"culled {where}: {gain}, -{self.params:,} parameters, -{self.flops:,} FLOPs"
         return f"waited: evaluate returned {self.value:.4g}"
 
 

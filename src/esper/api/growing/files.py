@@ -1,13 +1,15 @@
 """Growth on disk: one file, written at once or not at all, read without running code."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
-from esper.kasmina import GraftedModel, Snapshot, check_catalogue, check_snapshot
+from esper.kasmina import GraftedModel, Snapshot, check_catalogue, check_snapshot, restore_snapshot, take_snapshot
 from esper.leyline import InputError, write_atomically
 from esper.nissa.state_files import pack_state, read_state
 
@@ -22,6 +24,17 @@ class GoodEpoch:
 
     snapshot: Snapshot
     schedulers: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, grafted: GraftedModel, schedulers: Sequence[LRScheduler]) -> Self:
+        """Both as they are now."""
+        return cls(take_snapshot(grafted), [copy.deepcopy(scheduler.state_dict()) for scheduler in schedulers])
+
+    def restore(self, grafted: GraftedModel, schedulers: Sequence[LRScheduler]) -> None:
+        """Return both to what they were."""
+        restore_snapshot(grafted, self.snapshot)
+        for scheduler, saved in zip(schedulers, self.schedulers, strict=True):
+            scheduler.load_state_dict(copy.deepcopy(saved))
 
     def state_dict(self) -> dict[str, Any]:
         """As tensors in plain containers."""

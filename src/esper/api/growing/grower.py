@@ -1,6 +1,5 @@
 """The grower: someone's own model and loop, with capacity that appears where it pays."""
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,10 @@ from esper.api.growing.evaluation import Evaluator, Reading, number
 from esper.api.growing.exporting import check_target, export, first_line
 from esper.api.growing.files import GoodEpoch, check_growth, read_growth, write_growth
 from esper.api.growing.guard import Guard
+from esper.api.growing.pricing import Pricing
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
 from esper.api.growing.scale import Measure, make_scale
+from esper.api.growing.seed_rate import SeedRate, checked_seed_lr_scale
 from esper.api.growing.setup import (
     checked_controller,
     chosen_sites,
@@ -39,9 +40,7 @@ from esper.kasmina import (
     find_blueprint,
     graft,
     next_alpha,
-    restore_snapshot,
     stage_changes,
-    take_snapshot,
 )
 from esper.leyline import (
     DEFAULT_EPISODE_LENGTH,
@@ -50,7 +49,6 @@ from esper.leyline import (
     Op,
     Stage,
     TrainingFailedError,
-    rent,
 )
 from esper.nissa import Hub
 from esper.tamiyo import Controller
@@ -77,6 +75,8 @@ class Grower:
     | higher_is_better | instead of measure: evaluate returns any other metric, and this way it improves |
     | epochs | how often `step` will be called; without it, seeds may be germinated at any time |
     | price | what adding as many parameters as the model has costs, in units of score |
+    | flop_price | what adding as many FLOPs as the model needs for a sample costs, beside that |
+    | seed_lr_scale | learning rate of seeds, as a factor on that of their neighbours |
     | schedulers | learning-rate schedulers, to be saved and rolled back with the model |
     | sources | other tensors than usual for bypasses to read, as in `{"blocks.2": {"far": "stem"}}`; see `graft` |
     | seed | where the initial weights of seeds and the dice of the controller come from; torch's seed if not given |
@@ -101,6 +101,8 @@ class Grower:
         higher_is_better: bool | None = None,
         epochs: int | None = None,
         price: float = DEFAULT_PRICE,
+        flop_price: float = 0.0,
+        seed_lr_scale: float = 1.0,
         schedulers: Sequence[LRScheduler] = (),
         sources: Sources | None = None,
         seed: int | None = None,
@@ -112,9 +114,9 @@ class Grower:
         self._epochs = number_of_steps(epochs)
         self._schedulers = list(schedulers)
         self._example = example
-        self._host_params = sum(parameter.numel() for parameter in host.parameters())
-        self._limits = limits_of(budget, self._host_params)
-        self._price = torch.tensor([float(price)])
+        self._pricing = Pricing.of(host, example, price, flop_price)
+        rate = checked_seed_lr_scale(seed_lr_scale)
+        self._limits = limits_of(budget, self._pricing.host_params)
         self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
         own_seed = (torch.initial_seed() if seed is None else seed) % 2**62
         self._seed = int(of_first_rank(torch.tensor([own_seed]), self._device))
@@ -133,8 +135,9 @@ class Grower:
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
         self._watch = OptimizerWatch(optimizer, self.grafted)
+        SeedRate(optimizer, self.grafted, rate)
         self._evaluator = Evaluator(evaluate, self.grafted, model, scale, self._device)
-        self._reporter = make_reporter(hub, self.grafted, self._host_params)
+        self._reporter = make_reporter(hub, self.grafted, self._pricing.host_params)
         self.history: list[Decision] = []
         """Every decision since this grower was made or loaded."""
         self._begin()
@@ -154,7 +157,7 @@ class Grower:
         """What the controller sees: the same record that it sees in Esper's own episodes."""
         epoch = int(self._signals.epoch)
         length = max(DEFAULT_EPISODE_LENGTH, _OPEN_END * epoch) if self._epochs is None else max(self._epochs, epoch)
-        table, catalogue = self.grafted.table, self.grafted.catalogue
+        table, catalogue, pricing = self.grafted.table, self.grafted.catalogue, self._pricing
         # What cannot be decided in time is not planted.
         epochs_left = None if self._epochs is None else torch.tensor([self._epochs - epoch])
         return Situation(
@@ -163,10 +166,12 @@ class Grower:
             self._limits.masks(table, catalogue, epochs_left),
             catalogue,
             self.grafted.sites,
-            self._host_params,
-            self._price,
+            pricing.host_params,
+            pricing.price,
             self.grafted.budget,
             length,
+            pricing.host_flops,
+            pricing.flop_price,
         )
 
     @property
@@ -245,14 +250,14 @@ class Grower:
             return common
         site = self.grafted.sites[index]
         table = self.grafted.table if op == Op.GERMINATE else before
-        params = int(table.params[0, index])
         return replace(
             common,
             slot=site.path,
             blueprint=find_blueprint(site.shape.family, int(table.blueprint[0, index])).name,
-            params=params,
+            params=int(table.params[0, index]),
+            flops=int(self.grafted.catalogue.planted_flops(table)[0, index]),
             contribution=float(before.contribution[0, index]),
-            rent=rent(float(params), self._host_params, float(self._price)),
+            rent=float(self._pricing.owed(table, self.grafted.catalogue)[index]),
         )
 
     def _told(self, op: Op, reading: Reading) -> Decision:
@@ -263,6 +268,7 @@ class Grower:
             reading.score,
             reading.value,
             added_params=int(table.added_params),
+            added_flops=int(self.grafted.catalogue.planted_flops(table).sum()),
             budget_used=self._limits.used(table, self.grafted.catalogue),
         )
 
@@ -278,13 +284,10 @@ class Grower:
         return replace(self._told(Op.WAIT, reading), rolled_back=failure)
 
     def _present(self) -> GoodEpoch:
-        states = [copy.deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
-        return GoodEpoch(take_snapshot(self.grafted), states)
+        return GoodEpoch.of(self.grafted, self._schedulers)
 
     def _restore(self, state: GoodEpoch) -> None:
-        restore_snapshot(self.grafted, state.snapshot)
-        for scheduler, saved in zip(self._schedulers, state.schedulers, strict=True):
-            scheduler.load_state_dict(copy.deepcopy(saved))
+        state.restore(self.grafted, self._schedulers)
         tend_seeds(self.grafted)
 
     def finish(self) -> list[Decision]:
@@ -308,7 +311,8 @@ class Grower:
         return decisions
 
     def _judge_trials(self) -> list[Verdict]:
-        return judge(self.grafted, self._evaluator.read, float(self._price), self._host_params)
+        grafted = self.grafted
+        return judge(grafted, self._evaluator.read, self._pricing.owed(grafted.table, grafted.catalogue))
 
     def mirror(self, copied: nn.Module) -> None:
         """Let a copy of `model`, such as an `AveragedModel` of it, grow along; it can then be averaged as usual."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from esper.api.gym.actions import joint_mask
 from esper.kasmina import ActionMasks
-from esper.leyline import HEAD_NAMES, objective
+from esper.leyline import HEAD_NAMES
 from esper.simic.control import observation_layout
 from esper.tolaria import Outcome
 
@@ -33,10 +33,11 @@ def mask_info(masks: ActionMasks) -> Info:
 def end_info(outcome: Outcome) -> dict[str, NDArray[Any]]:
     """`[N]` each: the network that an export would give; it means something where an episode has ended."""
     after = outcome.after
-    score, added = outcome.final_score.double(), outcome.final_params
+    score, added, flops = outcome.final_score.double(), outcome.final_params, outcome.final_flops
     return {
-        "objective": objective(score, added.double(), after.host_params, after.price.double()).numpy(),
+        "objective": (score - after.rent(added.double(), flops.double())).numpy(),
         "val_score": score.numpy(),
         "parameters": (after.host_params + added).numpy(),
         "added_parameters": added.numpy().copy(),
+        "added_flops": flops.numpy().copy(),
     }

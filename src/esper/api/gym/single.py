@@ -26,7 +26,8 @@ class GrowthGymEnv(gymnasium.Env[Observation, Action]):
     | truncated | the episode reached its length |
     | `info["masks"]`, `info["action_mask"]` | what is legal next, by head and for every row of `joint_actions` |
     | `info["illegal_action"]` | the action was not legal, and the host waited instead |
-    | `info["objective"]`, `["val_score"]`, `["parameters"]`, `["added_parameters"]` | at the end: what was grown |
+    | `info["objective"]`, `["val_score"]` | at the end: how good what was grown is |
+    | `info["parameters"]`, `["added_parameters"]`, `["added_flops"]` | at the end: how large it is |
 
     `reset(seed=s)` begins the episodes of host 0 of `esper.make_env(task, seed=s)`. Other options are those of
     `esper.make_env`.

@@ -19,7 +19,6 @@ from esper.leyline import (
     SEED_EXPLODING_GRADIENT,
     SEED_VANISHING_GRADIENT,
     Blend,
-    rent,
 )
 from esper.simic.control.observation_layout import (
     AVAILABILITY,
@@ -155,7 +154,7 @@ def _measured(situation: Situation) -> dict[str, Tensor]:
 
 def _host_economy(situation: Situation) -> dict[str, Tensor]:
     """Host columns of the economy block, each `[N]`."""
-    added = situation.table.added_params.float()
+    added, flops = situation.table.added_params.float(), situation.planted_flops.sum(1).float()
     budget = situation.budget.float()
     left = torch.where(situation.budget >= UNLIMITED, 1.0, (budget - added) / budget)
     history = situation.signals.score_history
@@ -163,7 +162,7 @@ def _host_economy(situation: Situation) -> dict[str, Tensor]:
         "params_added": added / situation.host_params,
         "budget_left": left,
         "price": price_feature(situation.price),
-        "rent": POINTS * rent(added, situation.host_params, situation.price),
+        "rent": POINTS * situation.rent(added, flops),
         "seed_lives_left": situation.steps_left / SEED_LIFE,
         "score_gain": POINTS * (history[:, -1] - history[:, -2]),
         "score_gain_3": POINTS * (history[:, -1] - history[:, -4]),
@@ -172,10 +171,10 @@ def _host_economy(situation: Situation) -> dict[str, Tensor]:
 
 def _slot_economy(situation: Situation) -> dict[str, Tensor]:
     """Slot columns of the economy block, each `[N, S]`."""
-    table, price = situation.table, situation.price[:, None]
-    owed = POINTS * rent(table.params.float(), situation.host_params, price)
-    params = torch.where(situation.catalogue.fits, situation.catalogue.params.float(), torch.nan)
-    offers = POINTS * rent(params, situation.host_params, price[..., None])
+    table, catalogue = situation.table, situation.catalogue
+    owed = POINTS * situation.rent(table.params.float(), situation.planted_flops.float())
+    params = torch.where(catalogue.fits, catalogue.params.float(), torch.nan)
+    offers = POINTS * situation.rent(params[None], catalogue.flops[None].float())
     return {f"offer_{index}": offer for index, offer in enumerate(offers.unbind(-1), start=1)} | {
         "rent": owed,
         "net_contribution": POINTS * table.contribution - owed,

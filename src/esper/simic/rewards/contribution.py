@@ -8,7 +8,7 @@ from esper.leyline import DIVISION_GUARD, POINTS, Op, Stage
 from esper.simic.rewards.breakdown import bounded
 from esper.simic.rewards.checks import GamingFlags, judged_seeds
 from esper.simic.rewards.config import ContributionConfig
-from esper.simic.rewards.terms import Terms, final_objective, rent_now
+from esper.simic.rewards.terms import Terms, final_objective, rents_now
 from esper.tolaria import Outcome
 
 
@@ -85,6 +85,6 @@ def contribution_terms(outcome: Outcome, flags: GamingFlags, config: Contributio
         "intervention": -costs[op],
         "holding": torch.where(waiting, holding_penalty(after.epochs_in_stage, config), 0.0).sum(1),
         "cull_shaping": torch.where(culled, cull_shaping(known, config), 0.0).sum(1),
-        "rent": -config.rent_weight * POINTS * rent_now(outcome.after),
+        **{name: -config.rent_weight * POINTS * owed for name, owed in rents_now(outcome.after).items()},
         "end": torch.where(outcome.ended, config.end_weight * POINTS * final_objective(outcome), 0.0),
     }

@@ -3,35 +3,46 @@
 import torch
 from torch import Tensor
 
-from esper.leyline import objective, rent
+from esper.leyline import charge, objective
 from esper.simic.rewards.config import LossConfig, SparseConfig
 from esper.tolaria import Outcome, Situation
 
 Terms = dict[str, Tensor]
 
 
-def blended_params(situation: Situation) -> Tensor:
-    """`[N]`: parameters of all seeds, each counted at its alpha."""
-    return (situation.table.alpha.double() * situation.table.params).sum(1)
+def rents_now(situation: Situation) -> Terms:
+    """The rent of all seeds at their alpha, `[N]` each: of their parameters, and of their FLOPs."""
+    alpha = situation.table.alpha.double()
+    params, flops = ((alpha * amount).sum(1) for amount in (situation.table.params, situation.planted_flops))
+    return _rents(situation, params, flops)
 
 
-def rent_now(situation: Situation) -> Tensor:
-    """`[N]`: the rent of all seeds at their alpha."""
-    return rent(blended_params(situation), situation.host_params, situation.price.double())
+def _rents(situation: Situation, params: Tensor, flops: Tensor) -> Terms:
+    return {
+        "rent": charge(params, situation.host_params, situation.price.double()),
+        "flop_rent": charge(flops, situation.host_flops, situation.flop_price),
+    }
 
 
-def rent_after(outcome: Outcome) -> Tensor:
-    """`[N]`: the rent after a step; at the end that of the committed network."""
-    after = outcome.after
-    committed = rent(outcome.final_params.double(), after.host_params, after.price.double())
-    return torch.where(outcome.ended, committed, rent_now(after))
+def rents_saved(outcome: Outcome) -> Terms:
+    """How much less rent is owed after a step than before; at the end, that of the committed network is owed."""
+    before, after = rents_now(outcome.before), rents_now(outcome.after)
+    committed = _rents(outcome.after, outcome.final_params.double(), outcome.final_flops.double())
+    return {name: before[name] - torch.where(outcome.ended, committed[name], after[name]) for name in before}
 
 
 def final_objective(outcome: Outcome) -> Tensor:
     """`[N]`: the objective of the committed network; means something at the end alone."""
     after = outcome.after
-    price = after.price.double()
-    return objective(outcome.final_score.double(), outcome.final_params.double(), after.host_params, price)
+    return objective(
+        outcome.final_score.double(),
+        outcome.final_params.double(),
+        after.host_params,
+        after.price.double(),
+        outcome.final_flops.double(),
+        after.host_flops,
+        after.flop_price,
+    )
 
 
 def objective_terms(outcome: Outcome) -> Terms:
@@ -39,7 +50,7 @@ def objective_terms(outcome: Outcome) -> Terms:
     score = torch.where(outcome.ended, outcome.final_score, outcome.after.score).double()
     return {
         "quality": score - outcome.before.score.double(),
-        "rent": rent_now(outcome.before) - rent_after(outcome),
+        **rents_saved(outcome),
     }
 
 
@@ -65,5 +76,5 @@ def loss_terms(outcome: Outcome, config: LossConfig) -> Terms:
     after = torch.where(outcome.ended, outcome.final_loss, outcome.after.signals.val_loss)
     return {
         "loss_drop": loss_potential(after, config) - loss_potential(outcome.before.signals.val_loss, config),
-        "rent": config.deltas_per_quality * (rent_now(outcome.before) - rent_after(outcome)),
+        **{name: config.deltas_per_quality * saved for name, saved in rents_saved(outcome).items()},
     }

@@ -103,6 +103,8 @@ class TrainingConfig:
 
     price: float | tuple[float, float] = (0.01, 0.1)
     """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
+    flop_price: float = 0.0
+    """What adding as many FLOPs as the host needs for a sample costs, beside the price of parameters."""
     twins: bool = True
     """Whether hosts are paid relative to twins, from the same seeds, that are left alone."""
     twin_weight: float = 0.4
@@ -113,6 +115,8 @@ class TrainingConfig:
     """The most parameters that all seeds of a host together may add."""
     batch_size: int | None = None
     """Samples per minibatch of a host's training; each task's own number if not given."""
+    seed_lr_scale: float | None = None
+    """Learning rate of seeds relative to their host's; each task's own number if not given."""
     curriculum: tuple[Phase, ...] = ()
     """Phases that a run goes through before the tasks, price and budget above are its own, easiest first."""
     reward: RewardConfig = field(default_factory=lambda: GROWTH_REWARD)
@@ -292,6 +296,8 @@ class TrainingConfig:
             self.budget,
             self.batch_size,
             self.germinate_when_stable,
+            flop_price=self.flop_price,
+            seed_lr_scale=self.seed_lr_scale,
             tracker=tracker,
             compute=compute,
         )

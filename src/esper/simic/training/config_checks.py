@@ -19,6 +19,8 @@ RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("seed", 0, 2**62, True, False),
     ("workers", 1, _INFINITY, True, False),
     ("budget", 0, _INFINITY, True, False),
+    ("flop_price", 0, _INFINITY, True, False),
+    ("seed_lr_scale", 0, _INFINITY, False, False),
     ("twin_weight", 0, 1, True, True),
     ("distinct_rounds", 1, _INFINITY, True, False),
     ("batch_size", 1, _INFINITY, True, False),

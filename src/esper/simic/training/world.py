@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import ActionMasks
-from esper.leyline import HEAD_NAMES, InputError, Severity, Stage, objective
+from esper.leyline import HEAD_NAMES, InputError, Severity, Stage
 from esper.nissa import Hub, MemorySink
 from esper.simic.control import Masks
 from esper.simic.telemetry import TelemetryConfig
@@ -241,8 +241,9 @@ class _Alone:
 
 
 def _transition(step: Step) -> Transition:
-    outcome, table = step.info.outcome, step.info.outcome.after.table
-    ended = objective(outcome.final_score, outcome.final_params, outcome.after.host_params, outcome.after.price)
+    outcome, after = step.info.outcome, step.info.outcome.after
+    table = after.table
+    ended = outcome.final_score - after.rent(outcome.final_params, outcome.final_flops)
     return Transition(
         observations=step.observations,
         masks=masks_by_head(step.masks),
@@ -256,7 +257,7 @@ def _transition(step: Step) -> Transition:
         added_params=table.added_params,
         kept=(table.stage == Stage.FOSSILIZED).sum(1),
         score=outcome.final_score,
-        price=outcome.after.price,
+        price=after.price,
         blueprint=table.blueprint,
         seed_grad_norm=torch.where(table.occupied, table.seed_grad_norm, torch.nan),
         contribution=table.contribution,
