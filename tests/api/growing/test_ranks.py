@@ -10,9 +10,12 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.api.growing.builders import make_data, make_grower, make_mlp
+from esper.leyline import Blend
+from tests.api.growing.builders import Script, germinate, make_data, make_grower, make_mlp
 
 WORLD = 2
+FAR_WIDE = 6
+"""Its place in the blueprint head."""
 EPOCHS = 14
 
 
@@ -42,7 +45,8 @@ def train_on_rank(rank: int, wrapped_first: bool) -> dict[str, Any]:
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     wrapper: nn.Module = DistributedDataParallel(model) if wrapped_first else model
-    settings: dict[str, Any] = {"controller": "random", "evaluate": evaluate, "seed": 3 + rank}
+    bypass_and_residual = Script([germinate(1, FAR_WIDE, Blend.INSTANT), germinate(0)])
+    settings: dict[str, Any] = {"controller": bypass_and_residual, "evaluate": evaluate, "seed": 3 + rank}
     grower = make_grower(model=wrapper, optimizer=optimizer, **settings)
     trained = grower.model if wrapped_first else DistributedDataParallel(grower.model)
     told = []
@@ -69,6 +73,7 @@ def test_ranks_decide_and_fail_alike_and_keep_equal_parameters(tmp_path: Path) -
         assert other["told"][-1] == (
             "rolled back to the last good epoch: the buffer statistics holds values that are not finite"
         )
-        assert any("germinated" in sentence for sentence in one["told"])
-        assert any("blend in" in sentence for sentence in one["told"])
+        assert one["told"][0].startswith("germinated far_wide in 3")
+        assert any("far_wide in 3 is blended in" in sentence for sentence in one["told"])
+        assert any("mlp in 1 has learned" in sentence for sentence in one["told"])
         torch.testing.assert_close(one["state"], other["state"], rtol=0, atol=0)
