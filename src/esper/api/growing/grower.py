@@ -135,7 +135,7 @@ class Grower:
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
         self._watch = OptimizerWatch(optimizer, self.grafted)
-        SeedRate(optimizer, self.grafted, rate)
+        self._seed_rate = SeedRate(optimizer, self.grafted, rate)
         self._evaluator = Evaluator(evaluate, self.grafted, model, scale, self._device)
         self._reporter = make_reporter(hub, self.grafted, self._pricing.host_params)
         self.history: list[Decision] = []
@@ -187,6 +187,7 @@ class Grower:
         """
         if self.grafted.growth.abandoned:
             raise InputError("another grower was made of this model since; go on with that one")
+        self._seed_rate.join()
         self._watch.check()
         reading = self._evaluator.read(next_alpha(self.grafted.table))
         own_loss = None if loss is None else torch.tensor([number(loss, "step was given the loss")])
@@ -284,9 +285,11 @@ class Grower:
         return replace(self._told(Op.WAIT, reading), rolled_back=failure)
 
     def _present(self) -> GoodEpoch:
+        self._seed_rate.join()
         return GoodEpoch.of(self.grafted, self._schedulers)
 
     def _restore(self, state: GoodEpoch) -> None:
+        self._seed_rate.join()
         state.restore(self.grafted, self._schedulers)
         tend_seeds(self.grafted)
 
@@ -311,6 +314,7 @@ class Grower:
         return decisions
 
     def _judge_trials(self) -> list[Verdict]:
+        self._seed_rate.join()
         grafted = self.grafted
         return judge(grafted, self._evaluator.read, self._pricing.owed(grafted.table, grafted.catalogue))
 

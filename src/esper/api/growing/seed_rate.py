@@ -22,6 +22,7 @@ class SeedRate:
     """Lets the seeds of one model learn at `scale` times the present rate of the group that they are in."""
 
     def __init__(self, optimizer: Optimizer, grafted: GraftedModel, scale: float) -> None:
+        self._optimizer = optimizer
         self._grafted = grafted
         self._scale = scale
         self._whole: list[tuple[dict[str, Any], dict[str, list[Any]]]] = []
@@ -29,10 +30,10 @@ class SeedRate:
         self._apart: list[dict[str, Any]] = []
         if scale != 1.0:
             optimizer.register_step_pre_hook(self._part)
-            optimizer.register_step_post_hook(self._join)
+            optimizer.register_step_post_hook(lambda *_: self.join())
 
-    def _part(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._join(optimizer, args, kwargs)  # a step that raised has left them apart
+    def _part(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        self.join()
         if self._grafted.growth.abandoned:
             return
         seeds = {id(parameter) for parameter in self._grafted.slots.parameters()}
@@ -48,12 +49,16 @@ class SeedRate:
             self._apart.append({**group, **own, "lr": group["lr"] * self._scale})
         optimizer.param_groups.extend(self._apart)
 
-    def _join(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+    def join(self) -> None:
+        """Put seeds back into the groups of their neighbours, after a step and after one that raised on its way."""
+        if not self._apart:
+            return
         for group, whole in self._whole:
             for key, items in whole.items():
                 group[key][:] = items
         own = {id(group) for group in self._apart}
-        optimizer.param_groups[:] = [group for group in optimizer.param_groups if id(group) not in own]
+        groups = self._optimizer.param_groups
+        groups[:] = [group for group in groups if id(group) not in own]
         self._whole, self._apart = [], []
 
 
