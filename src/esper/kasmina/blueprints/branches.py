@@ -50,7 +50,7 @@ class ConvBranch(Branch):
     def __init__(self, site: SiteShape) -> None:
         super().__init__()
         source = self.source(site)
-        strides = [_shared_stride(a, b) for a, b in zip(source.extent, site.extent, strict=True)]
+        strides = [_shared_stride(a, b, site.family) for a, b in zip(source.extent, site.extent, strict=True)]
         first_stride, second_stride = (tuple(stride[layer] for stride in strides) for layer in range(2))
         first_kernel = tuple(max(_KERNEL[site.family], _odd(stride)) for stride in first_stride)
         second_kernel = tuple(max(3, _odd(stride)) for stride in second_stride)
@@ -66,11 +66,16 @@ class ConvBranch(Branch):
         return result
 
 
-def _shared_stride(source: int, site: int) -> tuple[int, int]:
-    """Strides of two layers that together lead from `source` to `site` positions, the larger one last."""
+def _shared_stride(source: int, site: int, family: Family) -> tuple[int, int]:
+    """Strides of two layers that together lead from `source` to `site` positions, the larger one last.
+
+    Many positions in between pay (docs/growth.md); in two dimensions they cost too much, so there both take their share.
+    """
     total = max(1, round(source / site))
     pairs = [(a, total // a) for a in range(1, total + 1) if total % a == 0 and a <= total // a <= _MAX_STRIDE]
-    return pairs[-1] if pairs else (min(_MAX_STRIDE, math.isqrt(total)), _MAX_STRIDE)
+    if not pairs:
+        return min(_MAX_STRIDE, math.isqrt(total)), _MAX_STRIDE
+    return pairs[0] if family is Family.CONV1D else pairs[-1]
 
 
 def _odd(stride: int) -> int:
