@@ -36,6 +36,11 @@ def tiny_task(**overrides: Any) -> Task:
     return replace(find_task(TINY), **overrides)
 
 
+def slots_of(task: Task) -> int:
+    """How many slots the hosts of a task have."""
+    return len(task.build_host().slot_sites)
+
+
 HOST_SETTINGS: dict[str, dict[str, Any]] = {
     "mlp": {"inputs": 12, "widths": (8, 6, 8), "classes": 3},
     "conv1d": {"channels": (4, 5, 6), "classes": 3},

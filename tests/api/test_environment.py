@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 import esper
-from esper.leyline import IllegalActionError, InputError, Op
+from esper.kasmina import num_blueprints
+from esper.leyline import NUM_BLENDS, NUM_OPS, IllegalActionError, InputError, Op
 from esper.nissa import Hub
 from esper.simic.control import observation_width
 from esper.simic.training import EnvRecipe
 from esper.tamiyo import Random
 from esper.tolaria import ComputeSettings, EpisodeSettings, GrowthEnv, Shard
 from esper.tolaria.executors import DeviceExecutor
-from tests.worlds import host_task, tiny_task
+from tests.worlds import host_task, slots_of, tiny_task
 
 
 def play(env: GrowthEnv, steps: int, dice_seed: int = 0) -> list[Tensor]:
@@ -29,11 +30,11 @@ def play(env: GrowthEnv, steps: int, dice_seed: int = 0) -> list[Tensor]:
 
 
 def test_shapes_are_as_documented() -> None:
-    env = esper.make_env(tiny_task(), envs=3, seed=1, executor="loop")
+    env, slots = esper.make_env(tiny_task(), envs=3, seed=1, executor="loop"), slots_of(tiny_task())
     observations, masks = env.reset()
-    assert observations.shape == (3, observation_width(3))
-    assert (masks.op.shape, masks.slot.shape) == ((3, 4), (3, 4, 3))
-    assert (masks.blueprint.shape, masks.blend.shape) == ((3, 3, 5), (3, 4))
+    assert observations.shape == (3, observation_width(slots))
+    assert (masks.op.shape, masks.slot.shape) == ((3, NUM_OPS), (3, NUM_OPS, slots))
+    assert (masks.blueprint.shape, masks.blend.shape) == ((3, slots, num_blueprints()), (3, NUM_BLENDS))
     step = env.step(torch.zeros((3, 4), dtype=torch.int64))
     assert step.observations.shape == observations.shape
     assert step.rewards.shape == step.terminated.shape == step.truncated.shape == (3,)

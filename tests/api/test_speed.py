@@ -1,11 +1,14 @@
 """The speed benchmark: what it times is what it says, and what has no time is skipped with a note."""
 
 from dataclasses import replace
+from itertools import chain
 
+import pytest
 import torch
 
 from esper.api.speed import QUICK, bench_host_steps
 from esper.api.speed.workload import BareTrainer, half_planted, host_task, sites_of
+from esper.kasmina import num_blueprints
 from esper.tolaria import LoopExecutor
 
 
@@ -21,23 +24,25 @@ def test_half_of_the_slots_are_planted_and_every_fitting_blueprint_is_used() -> 
         assert set(table.blueprint[:, slot].tolist()) - {0} == set((fits.nonzero().flatten() + 1).tolist())
 
 
-def test_the_bare_network_computes_what_the_grafted_one_does() -> None:
-    task = host_task("conv1d", 4, 1)
-    executor = LoopExecutor(task, 1, 1)
-    executor.start([0], [0])
-    executor.follow(half_planted(1, executor.catalogue))
-    grafted = executor.network(0)
-    bare = BareTrainer(task, executor.sites, grafted.table.blueprint[0].tolist())
-    parameters = sum(parameter.numel() for parameter in bare.network.parameters())
-    assert parameters == sum(parameter.numel() for parameter in grafted.parameters())
-    for mine, theirs in zip(bare.clipped, [grafted.host, *grafted.slots], strict=False):
-        assert len(mine) == len(list(theirs.parameters())) or not list(theirs.parameters())
-    with torch.no_grad():
-        own = [p for part in (grafted.host, *grafted.slots) for p in part.parameters()]
-        for target, source in zip([p for part in bare.clipped for p in part], own, strict=True):
-            target.copy_(source)
+@pytest.mark.parametrize("host", ["mlp", "conv1d"])
+def test_the_bare_network_computes_what_the_grafted_one_does(host: str) -> None:
+    task = host_task(host, 4, 1)
+    num = 2 * num_blueprints()  # after which every kind has had its turn in every slot
+    executor = LoopExecutor(task, num, 1)
+    executor.start(range(num), range(num))
+    executor.follow(half_planted(num, executor.catalogue))
     x = task.splits().val.x[:8]
-    torch.testing.assert_close(bare.network(x), grafted(x))
+    for number in range(num):
+        grafted = executor.network(number)
+        bare = BareTrainer(task, executor.sites, grafted.table.blueprint[0].tolist())
+        own = [list(part.parameters()) for part in (grafted.host, *grafted.slots)]
+        own = [parameters for parameters in own if parameters]
+        assert [len(parameters) for parameters in bare.clipped] == [len(parameters) for parameters in own]
+        assert sum(map(len, own)) == len(list(bare.network.parameters()))
+        with torch.no_grad():
+            for target, source in zip(chain(*bare.clipped), chain(*own), strict=True):
+                target.copy_(source.normal_(std=0.3))
+            torch.testing.assert_close(bare.network(x), grafted(x))
 
 
 def test_a_case_without_time_is_skipped_and_named() -> None:

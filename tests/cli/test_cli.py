@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
+from esper.kasmina import Family, blueprints_of
 from tests.worlds import TINY
 
 
@@ -62,11 +63,15 @@ def test_a_result_file_that_cannot_be_written_is_refused_first(
 
 
 def test_blueprints_prices_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("blueprints", "--width", "12", "--positions", "19", "--json", str(tmp_path / "out.json")) == 0
+    sizes = ("--width", "12", "--positions", "19", "--around", "3000")
+    assert run("blueprints", *sizes, "--json", str(tmp_path / "out.json")) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["blueprints"]
-    assert len(rows) == 15
+    assert len(rows) == sum(len(blueprints_of(family)) for family in Family)
     prices = {(row["family"], row["name"]): row["params"] for row in rows}
     assert prices["conv1d", "heavy"] == 1488
+    for family in Family:
+        assert prices[family, "far_narrow"] == pytest.approx(3000 / 6, rel=0.25)
+        assert prices[family, "near_wide"] == pytest.approx(3000 / 3, rel=0.25)
     assert "channel_attention" in capsys.readouterr().out
 
 

@@ -20,9 +20,9 @@ def test_the_live_view_shows_epoch_accuracy_slots_and_parameters() -> None:
         def show(episode: Episode) -> None:
             view.update("grown", episode)
 
-        run_episode(tiny_task(), Schedule([Planting(1, 0, 3)]), 0, after_step=show)
+        run_episode(tiny_task(), Schedule([Planting(1, 4, 7)]), 0, after_step=show)
     shown = screen.getvalue()
-    for words in ("epoch  25 of 25", "accuracy", "parameters", "r0c0 (blocks.0)", "mlp", "fossilized", "blending"):
+    for words in ("epoch  25 of 25", "accuracy", "parameters", "r0c4 (blocks.2.0)", "near_narrow", "fossilized"):
         assert words in shown
 
 

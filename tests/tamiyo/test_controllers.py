@@ -21,7 +21,7 @@ from esper.tamiyo import (
     run_episode,
 )
 from esper.tolaria import Episode, Population, Situation
-from tests.worlds import tiny_task
+from tests.worlds import slots_of, tiny_task
 
 
 def actions_of(controller: Controller, seed: int = 0) -> list[list[int]]:
@@ -103,7 +103,7 @@ def test_a_schedule_leaves_out_what_is_not_legal() -> None:
 
 def test_a_schedule_leaves_out_slots_that_a_host_does_not_have() -> None:
     small = tiny_task(host_settings={"inputs": 6, "widths": (4,), "classes": 3})
-    assert run_episode(small, Schedule([Planting(1, 2, 3)]), 0).kept == ()
+    assert run_episode(small, Schedule([Planting(1, slots_of(small), 3)]), 0).kept == ()
 
 
 def test_a_stall_needs_a_history_as_long() -> None:
@@ -233,18 +233,17 @@ def test_the_heuristic_does_not_try_what_costs_more_rent_than_it_allows() -> Non
 
 def test_the_heuristic_plants_in_the_first_slot_where_the_rent_is_low_enough() -> None:
     situation = dormant(6, 0.0)
-    situation.catalogue.params[:, 3] = torch.tensor([90, 50, 40])
+    situation.catalogue.params[:, 3] = torch.tensor([90, 50, *[40] * (slots_of(tiny_task()) - 2)])
     affordable = 0.03 * 60 / situation.host_params
     planted = decide(situation, order=(3,), time_needed=0.0, max_rent=affordable)
     assert planted == [1, 3, Blend.LINEAR, Op.GERMINATE]
 
 
 def test_the_heuristic_tries_each_kind_before_it_repeats_one() -> None:
-    controller = Heuristic(
-        HeuristicSettings(order=(3, 1, 0, 2, 4), patience=0, max_unfinished=1, max_rent=1.0, time_needed=0.3)
-    )
-    planted = [row[1] for row in actions_of(controller) if row[3] == Op.GERMINATE]
-    assert planted == [3, 1, 0][: len(planted)]
+    order = (3, 1, 0, 2)
+    controller = Heuristic(HeuristicSettings(order=order, patience=0, max_unfinished=1, max_rent=1.0, time_needed=0.3))
+    planted = [row[1] for row in actions_of(controller) if row[3] == Op.GERMINATE][: len(order)]
+    assert planted == list(order[: len(planted)])
     assert len(planted) >= 2
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from esper.kasmina import Host, take_snapshot
 from esper.kasmina.flops import count_flops
-from esper.leyline import EventType, IllegalActionError, InputError, Op, Stage
+from esper.leyline import (
+    BLENDING_EPOCHS,
+    MAX_HOLDS,
+    TRAINING_EPOCHS,
+    EventType,
+    IllegalActionError,
+    InputError,
+    Op,
+    Stage,
+)
 from esper.nissa import Hub, MemorySink
 from esper.tamiyo import Heuristic, Never, Planting, Random, Schedule, run_episode
 from esper.tolaria import Episode, EpisodeSettings, Task, find_task, measure
@@ -214,11 +223,16 @@ def test_an_episode_that_cannot_be_trained_ends_at_the_third_panic() -> None:
 
 def test_events_tell_the_story_of_a_seed() -> None:
     memory = MemorySink()
-    run_episode(tiny_task(), Schedule([Planting(1, 3, 1)]), 3, hub=Hub([memory]))  # a host whose alphas never hold
+    run_episode(tiny_task(), Schedule([Planting(1, 3, 3)]), 0, hub=Hub([memory]))
     moves = [event for event in memory.events if event.event_type is EventType.SEED_TRANSITION]
     assert [move.payload["to"] for move in moves] == ["GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED"]
-    assert [move.payload["epoch"] for move in moves] == [2, 2, 3, 6, 7]
-    assert {(move.slot_id, move.payload["blueprint"]) for move in moves} == {("r0c3", "low_rank")}
+    planted, isolated, blending, holding, kept = (cast(int, move.payload["epoch"]) for move in moves)
+    assert planted == isolated == 2
+    gate, full = isolated + TRAINING_EPOCHS - 1, isolated + TRAINING_EPOCHS - 1 + BLENDING_EPOCHS
+    assert gate <= blending <= gate + MAX_HOLDS  # the first alpha may hold, as may those after it
+    assert blending - gate <= holding - full <= MAX_HOLDS
+    assert kept == holding + 1
+    assert {(move.slot_id, move.payload["blueprint"]) for move in moves} == {("r0c3", "mlp")}
     kinds = [event.event_type for event in memory.events]
     assert kinds[0] is EventType.EPISODE_STARTED
     assert kinds[-1] is EventType.EPISODE_ENDED

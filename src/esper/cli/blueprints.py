@@ -7,6 +7,7 @@ from typing import Literal
 from esper.cli.output import check_count, check_writable, make_console, write_json
 
 _WIDEST = 2**16
+_LARGEST = 2**32
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,9 @@ class Blueprints:
     """Channels or features of the site to price for."""
     positions: int = 16
     """Positions of the site: the length of a series or sequence; images are this many rows and columns."""
+    around: int = 10_000
+    """Parameters of the network around the site. Branches cost a share of them, here from a tensor of the site's own
+    shape."""
     json: Path | None = None
     """Write the list to this file too."""
 
@@ -26,6 +30,7 @@ class Blueprints:
         """Print the table."""
         check_count("--width", self.width, most=_WIDEST)
         check_count("--positions", self.positions, most=_WIDEST)
+        check_count("--around", self.around, most=_LARGEST)
         check_writable(self.json)
         from rich import box
         from rich.table import Table
@@ -40,7 +45,8 @@ class Blueprints:
             price = [f"{row[key]:,}" if row["fits"] else "does not fit" for key in ("params", "flops")]
             table.add_row(*(str(row[key]) for key in ("family", "id", "name", "summary")), *price)
         make_console().print(table)
-        write_json(self.json, {"width": self.width, "positions": self.positions, "blueprints": rows})
+        sizes = {"width": self.width, "positions": self.positions, "around": self.around}
+        write_json(self.json, {**sizes, "blueprints": rows})
         return True
 
     def _rows(self) -> list[dict[str, object]]:
@@ -51,7 +57,8 @@ class Blueprints:
             if self.family not in ("all", family):
                 continue
             extent = (self.positions,) * (2 if family is Family.CONV2D else 1)
-            site = SiteShape(family, self.width, extent)
+            source = SiteShape(family, self.width, extent)
+            site = SiteShape(family, self.width, extent, near=source, far=source, around=self.around)
             for entry in blueprints_of(family):
                 fits = entry.fits(site)
                 cost = entry.cost(site) if fits else Cost(0, 0)

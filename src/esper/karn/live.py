@@ -75,7 +75,8 @@ def _sparkline(scores: list[float]) -> str:
 
 
 def _slots(episode: "Episode") -> Table:
-    table = Table("slot", "seed", "stage", "alpha", "adds", box=None, header_style="dim")
+    # One space between columns: with more, the longest names would not fit into a panel.
+    table = Table("slot", "seed", "stage", "alpha", "adds", box=None, header_style="dim", padding=(0, 1, 0, 0))
     for site in episode.model.sites:
         view = episode.model.slot(site.slot_id)
         known = view.occupied and view.contribution == view.contribution

@@ -7,7 +7,7 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.simple import Never, Planting, Random, Schedule
 
-DEFAULT_SCHEDULE = (Planting(0, 0, 3), Planting(1, 1, 4))
+DEFAULT_SCHEDULE = (Planting(0, 1, 3), Planting(1, 3, 4))
 """The best single open-loop schedule found on the training tasks (docs/growth.md)."""
 
 _MAKERS: dict[str, Callable[[], Controller]] = {

@@ -62,7 +62,7 @@ def test_an_example_stands_for_the_arguments_of_the_model(kind: str) -> None:
     x, _ = make_data()
     examples = {"positional": (x, x), "list": [x, x], "keywords": {"left": x, "right": x}, "one tuple": ((x, x),)}
     grower = make_grower(model=TwoInputs(), at="auto", example=examples[kind], evaluate=lambda: 0.5)
-    assert [site.path for site in grower.grafted.sites] == ["mix"]
+    assert [site.path for site in grower.grafted.sites] == ["mix.0", "mix", "out"]
 
 
 def test_a_family_is_told_by_a_mapping_where_axes_are_ambiguous() -> None:

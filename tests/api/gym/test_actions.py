@@ -20,9 +20,9 @@ from esper.kasmina import (
 from esper.leyline import NUM_BLENDS, NUM_OPS, InputError, Op
 from esper.tamiyo import Random
 from tests.catalogues import one_more_kind
-from tests.worlds import tiny_task
+from tests.worlds import slots_of, tiny_task
 
-SLOTS = 3
+SLOTS = slots_of(tiny_task())
 EVERYTHING = torch.cartesian_prod(*(torch.arange(size) for size in (SLOTS, num_blueprints(), NUM_BLENDS, NUM_OPS)))
 
 

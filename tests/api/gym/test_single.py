@@ -12,8 +12,8 @@ from gymnasium.utils.env_checker import check_env
 
 import esper
 from esper.api.gym import GrowthGymEnv
-from esper.leyline import Op
-from tests.worlds import tiny_task
+from esper.leyline import NUM_OPS, Op
+from tests.worlds import slots_of, tiny_task
 
 WAIT = np.zeros(4, dtype=np.int64)
 CULL = np.array([0, 0, 0, Op.CULL])
@@ -93,7 +93,7 @@ def test_masks_are_in_the_info_and_behind_the_method_of_sb3() -> None:
     env = make(flat_actions=True)
     _, info = env.reset(seed=0)
     assert set(info["masks"]) == HEADS
-    assert info["masks"]["slot"].shape == (4, 3)
+    assert info["masks"]["slot"].shape == (NUM_OPS, slots_of(tiny_task()))
     assert info["action_mask"].dtype == np.bool_
     assert np.array_equal(env.get_wrapper_attr("action_masks")(), info["action_mask"])
     assert isinstance(env.action_space, gymnasium.spaces.Discrete)

@@ -83,7 +83,9 @@ def test_a_head_that_is_certain_is_the_only_one_without_entropy() -> None:
     agent = agent_with_round()
     head = agent._base_network.policy_head("blend")
     with torch.no_grad():
-        list(head.parameters())[-1].copy_(torch.tensor([100.0, 0.0, 0.0, 0.0]))
+        bias = list(head.parameters())[-1]
+        bias.zero_()
+        bias[0] = 100.0
     agent.buffer.masks["blend"][:] = True
     entropies = agent.update()["head_entropies"]
     assert entropies["blend"][0] == pytest.approx(0.0, abs=1e-6)

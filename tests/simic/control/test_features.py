@@ -340,9 +340,10 @@ def test_a_kind_more_gets_a_column_and_an_offer_in_every_slot() -> None:
         population.start([0, 1])
         population.step(torch.tensor([[0, kind.id - 1, 0, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
         features = signals_to_features(population.situation)
-        assert features.shape[1] == observation_width(3)
+        slots = population.table.shape[1]
+        assert features.shape[1] == observation_width(slots)
         assert observation_width(2) == before + 2 * 2 * (num_blueprints() - len(catalogue_names()["conv1d"]))
-        grown, other = (describe_observation(row, 3) for row in features)
+        grown, other = (describe_observation(row, slots) for row in features)
         assert grown[f"r0c0.slot.blueprint_{kind.id}"] == 1.0
         assert other[f"r0c0.slot.blueprint_{kind.id}"] == 0.0
         owed = rent(float(population.situation.catalogue.params[0, kind.id - 1]), population.host_params, 0.03)

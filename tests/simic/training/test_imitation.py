@@ -36,7 +36,7 @@ def test_a_clone_does_what_its_teacher_did_and_keeps_room_to_try() -> None:
     trainer = Trainer(tiny_config(episode_length=14, envs=8))
     outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0, teacher="schedule")
     assert outcome.ops["GERMINATE"] == pytest.approx(1.0)
-    assert 0.5 < outcome.kept == outcome.ops["FOSSILIZE"]  # alphas hold in some hosts until the seed is culled
+    assert outcome.kept > 0.5  # alphas that hold too often let a seed be culled
     untaught = agreement(trainer)
     losses = clone(trainer.agent, passes=60, lr=3e-3, smoothing=0.1, detail_smoothing=0.05).losses
     assert losses[-1] < 0.5 * losses[0]

@@ -16,9 +16,9 @@ from esper.simic.training.run_state import RunState
 from esper.tamiyo import run_episode
 from tests.fuzzing import changed, damaged_bytes, little_memory, mutations, works_or_is_refused
 from tests.simic.training.test_vectorized import tiny_config
-from tests.worlds import tiny_task
+from tests.worlds import slots_of, tiny_task
 
-SLOTS = 3
+SLOTS = slots_of(tiny_task())
 COMPILED = "config.compile_network: replaced by true"
 """Right, and so it would be compiled: for a minute, with warnings of torch's own."""
 

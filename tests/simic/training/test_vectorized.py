@@ -24,7 +24,7 @@ from esper.simic.training import (
 )
 from esper.tamiyo import run_episode
 from esper.tolaria import find_task
-from tests.worlds import TINY, tiny_task
+from tests.worlds import TINY, slots_of, tiny_task
 
 
 def tiny_config(**overrides: Any) -> TrainingConfig:
@@ -160,7 +160,7 @@ def test_the_controller_of_a_run_decides_like_any_other(straight: Path) -> None:
 
 def test_a_controller_refuses_hosts_with_another_number_of_slots(straight: Path) -> None:
     small = tiny_task(host_settings={"inputs": 6, "widths": (4, 4), "classes": 3})
-    with pytest.raises(InputError, match="trained for 3 slots; the host has 2"):
+    with pytest.raises(InputError, match=f"trained for {slots_of(tiny_task())} slots; the host has {slots_of(small)}"):
         run_episode(small, load_controller(straight), seed=0)
 
 

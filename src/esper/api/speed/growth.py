@@ -42,7 +42,7 @@ def _measure(
     settings: SpeedSettings, envs: int | None = None, slots: int | None = None, length: int | None = None
 ) -> dict[str, float]:
     torch.set_num_threads(1)
-    task = step_task(settings, **({"host_settings": {"channels": (_CHANNELS,) * slots}} if slots else {}))
+    task = step_task(settings, **({"host_settings": {"channels": (_CHANNELS,) * (slots // 2)}} if slots else {}))
     task.splits()
     idle = _peak_megabytes()
     steps = length or settings.growth_steps

@@ -25,7 +25,8 @@ class SpeedSettings:
     step_envs: int = 32
     """Hosts of that episode."""
     growth_nums: tuple[int, ...] = (1, 8, 32, 128)
-    growth_slots: tuple[int, ...] = (2, 3, 4, 5)
+    growth_slots: tuple[int, ...] = (3, 5, 7, 9)
+    """Slots of a host: two for each of its blocks, and one at its output."""
     growth_lengths: tuple[int, ...] = (5, 10, 20)
     growth_steps: int = 5
     """Steps of an episode where time and memory are measured against N and slots."""

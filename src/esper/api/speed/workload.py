@@ -1,7 +1,7 @@
 """What is timed: hosts on random data with seeds in half of their slots, for the executors and as plain modules."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 import torch
@@ -11,7 +11,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from esper.kasmina import Catalogue, Site, SlotTable, find_blueprint, graft, plant_fossils
+from esper.kasmina.joining import fit_positions
 from esper.tolaria import OptimizerSettings, Split, Splits, Task
+from esper.tolaria.executors.chain import cut_chain
 
 _INPUT_SHAPES = {"mlp": (40,), "conv1d": (40,), "conv2d": (3, 32, 32)}
 _CLASSES = 10
@@ -65,21 +67,24 @@ def half_planted(num_hosts: int, catalogue: Catalogue) -> SlotTable:
 
 
 class BareNetwork(nn.Module):
-    """A host and its seeds as anyone would write them by hand: `h = part(h); h = h + seed(h)`."""
+    """A host and its seeds as anyone would write them by hand: `h = part(h); h = h + seed(h)`, or `+ seed(earlier)`."""
 
-    def __init__(self, parts: list[nn.Module], seeds: list[nn.Module | None]) -> None:
+    def __init__(self, parts: list[nn.Module], seeds: Mapping[int, nn.Module], reads: Mapping[int, int | None]) -> None:
+        """`seeds`: by the number of the part in front; `reads`: in front of which part, if they read elsewhere."""
         super().__init__()
         self.parts = nn.ModuleList(parts)
-        self.seeds = nn.ModuleList([nn.Identity() if seed is None else seed for seed in seeds])
-        self.steps = list(itertools.zip_longest(parts, seeds))
+        self.seeds = nn.ModuleList(seeds.values())
+        self.steps = [(part, seeds.get(number), reads.get(number)) for number, part in enumerate(parts)]
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""
         h = x
-        for part, seed in self.steps:
+        earlier = []
+        for part, seed, read in self.steps:
+            earlier.append(h)
             h = part(h)
             if seed is not None:
-                h = h + seed(h)
+                h = h + (seed(h) if read is None else fit_positions(seed(earlier[read]), h))
         return h
 
 
@@ -88,12 +93,16 @@ class BareTrainer:
 
     def __init__(self, task: Task, sites: tuple[Site, ...], blueprints: list[int]) -> None:
         host = task.build_host()
-        pairs = zip(sites, blueprints, strict=True)
-        seeds = [find_blueprint(site.shape.family, id_).build(site.shape) if id_ else None for site, id_ in pairs]
-        self.network = BareNetwork([host.get_submodule(part) for part in host.parts], list(seeds))
+        chain = cut_chain(host, sites)
+        kinds = {slot: find_blueprint(sites[slot].shape.family, id_) for slot, id_ in enumerate(blueprints) if id_}
+        planted = {part: slot for part, slot in chain.slots.items() if slot in kinds}
+        seeds = {part: kinds[slot].build(sites[slot].shape) for part, slot in planted.items()}
+        sources = {part: sites[slot].source_of(kinds[slot]) for part, slot in planted.items()}
+        reads = {part: None if source is None else chain.sources[source] for part, source in sources.items()}
+        self.network = BareNetwork([host.get_submodule(part) for part in chain.parts], seeds, reads)
         how = task.optimizer
         self._optimizer = AdamW(self.network.parameters(), how.lr, weight_decay=how.weight_decay, fused=True)
-        self.clipped = [list(host.parameters()), *(list(seed.parameters()) for seed in seeds if seed is not None)]
+        self.clipped = [list(host.parameters()), *(list(seed.parameters()) for seed in seeds.values())]
         self._clip_norm = how.clip_norm
         self._train = task.splits().train
         self._batches = self._shuffled(task.batch_size)
