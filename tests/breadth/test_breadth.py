@@ -1,4 +1,4 @@
-"""Growth on many architectures: nearly all can grow, and what cannot says so."""
+"""Growth on many architectures: all of them can grow, and most keep a bypass."""
 
 import pytest
 from benchmarks.breadth.handmade import HANDMADE
@@ -6,17 +6,17 @@ from benchmarks.breadth.life import live
 
 
 @pytest.mark.slow
-def test_nearly_every_architecture_grows_and_the_others_are_refused() -> None:
+def test_every_architecture_grows_and_half_of_them_keep_a_bypass() -> None:
     pytest.importorskip("transformers", reason="the extra huggingface is not installed")
     from benchmarks.breadth.transformer_models import TRANSFORMERS
 
     lives = [live(architecture, number) for number, architecture in enumerate([*HANDMADE, *TRANSFORMERS])]
-    assert len(lives) >= 60
-    assert [life for life in lives if life.outcome == "failed"] == []
-    assert sum(life.outcome == "passed" for life in lives) >= 0.95 * len(lives)
+    assert len(lives) >= 106
+    assert [life for life in lives if life.outcome != "passed"] == []
+    assert sum(life.bypass for life in lives) >= len(lives) / 2
 
 
 @pytest.mark.parametrize("number", [0, 7, 19])
 def test_a_few_architectures_grow(number: int) -> None:
     life = live(HANDMADE[number], number)
-    assert (life.outcome, life.name) == ("passed", HANDMADE[number].name)
+    assert (life.outcome, life.bypass, life.name) == ("passed", True, HANDMADE[number].name)

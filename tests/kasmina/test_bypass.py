@@ -198,6 +198,32 @@ def test_nothing_stays_alive_after_a_pass_even_if_it_fails(fails: bool) -> None:
     assert torch.equal(network(x := torch.randn(5, WIDTH)), network(x))
 
 
+class Dropping(nn.Module):
+    """Leaves out its first block when told to, as layer dropout does at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.drop = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks[1:] if self.drop else self.blocks:
+            x = block(x).relu()
+        return x
+
+
+def test_a_seed_rests_when_the_pass_leaves_its_source_out() -> None:
+    torch.manual_seed(0)
+    network, x = Dropping(), torch.randn(5, WIDTH)
+    alone = copy.deepcopy(network)
+    insert_bypasses(network, [Bypass(returned("blocks.0"), "blocks.2", linear_branch())])
+    assert not torch.equal(network(x), alone(x))
+    network.drop = alone.drop = True
+    assert torch.equal(network(x), alone(x))
+    with pytest.raises(RuntimeError, match="without the part of the network that it reads from"):
+        network.blocks[2](x)
+
+
 class Meeting(nn.Module):
     """Waits until as many threads are here as there are to be."""
 

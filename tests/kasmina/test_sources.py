@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
-from esper.kasmina import GraftedModel, build_host, graft
+from esper.kasmina import GraftedModel, build_host, fold, graft
 from esper.leyline import InputError
 
 
@@ -221,3 +222,200 @@ def test_an_example_of_one_sample_is_enough() -> None:
     model = chain(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     grafted = graft(model, at=["2"], example=torch.randn(1, 6))
     assert sources_of(grafted, "2")["far"] == "the input of the model"
+
+
+class Masked(nn.Module):
+    """Averages what a mask leaves; both are floating-point inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        y: Tensor = self.head((self.first(x) * mask[..., None]).mean(1))
+        return y
+
+
+def test_a_mask_is_not_taken_for_features() -> None:
+    example = [torch.ones(4, 8), torch.randn(4, 8, 6)]
+    grafted = graft(Masked(), at=["first", "head"], example=example)
+    assert sources_of(grafted, "head") == {"far": "the input of 'head'"}
+    assert dict(grafted.sites[0].sources)["far"].argument == 1
+
+
+class OwnNorm(nn.Module):
+    """A normalisation of its own kind, which tells nobody which axis is the width."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x / x.norm(dim=-1, keepdim=True)
+        return y
+
+
+class Normalised(nn.Module):
+    """Blocks that begin with a normalisation, as most language models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(chain(OwnNorm(), nn.Linear(6, 6)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_slots_tell_the_family_of_what_they_carry() -> None:
+    grafted = graft(Normalised(), at=["blocks.0", "blocks.1", "blocks.2"], example=torch.randn(4, 5, 6))
+    assert sources_of(grafted, "blocks.2")["near"] == "the input of 'blocks.1'"
+
+
+class Translator(nn.Module):
+    """An encoder, and a decoder that looks at the mean of what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.encoder = nn.Embedding(9, 6), nn.Linear(6, 6)
+        self.target, self.decoder = nn.Embedding(9, 6), nn.Linear(6, 6)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        targets: Tensor | None = None,
+        other_mask: Tensor | None = None,
+    ) -> Tensor:
+        memory = self.encoder(self.source(tokens))
+        memory = memory if mask is None else memory * mask[..., None]
+        h = self.target(targets) + memory.mean(1, keepdim=True)
+        y: Tensor = self.decoder(h if other_mask is None else h * other_mask[..., None])
+        return y
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_positions_that_only_happen_to_be_as_many_are_not_joined(masks: bool) -> None:
+    tokens = torch.randint(9, (4, 8))
+    example = {"tokens": tokens, "targets": tokens}
+    if masks:
+        example |= {"mask": torch.ones(4, 8), "other_mask": torch.ones(4, 8)}
+    grafted = graft(Translator(), at=["encoder", "decoder"], example=example)
+    assert sources_of(grafted, "decoder") == {"far": "the output of 'target'"}
+    grafted.plant_fossils({"encoder": "far_wide", "decoder": "far_wide"})
+    assert grafted(tokens=tokens, targets=tokens[:, :5]).shape == (4, 5, 6)
+
+
+class Towers(nn.Module):
+    """Two inputs of the same shape that are only compared in the end, as when pairs are to be found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = chain(nn.Linear(6, 6), nn.Sigmoid()), chain(nn.Linear(6, 6), nn.Sigmoid())
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        y: Tensor = self.left(left) @ self.right(right).T
+        return y
+
+
+def test_what_a_model_keeps_apart_is_not_joined_unless_it_is_asked_for() -> None:
+    example = [torch.randn(4, 6), torch.randn(4, 6)]
+    grafted = graft(Towers(), at=["left", "right"], example=example)
+    assert sources_of(grafted, "right") == {"far": "the input of the model"}
+    assert dict(grafted.sites[1].sources)["far"].argument == 1
+    grafted = graft(Towers(), at=["right"], example=example, sources={"right": {"far": "left"}})
+    assert sources_of(grafted, "right")["far"] == "the output of 'left'"
+
+
+class Placed(nn.Module):
+    """Adds a table of positions that does not depend on what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.tokens, self.head = nn.Embedding(8, 6), nn.Embedding(9, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.places(torch.arange(x.shape[1]))
+        y: Tensor = self.head((self.tokens(x) + places).mean(1))
+        return y
+
+
+def test_a_table_of_as_many_positions_as_there_are_samples_is_no_source() -> None:
+    grafted = graft(Placed(), at=["head"], example=torch.randint(9, (4, 4)))
+    assert sources_of(grafted, "head") == {"far": "the input of 'head'"}
+
+
+class OwnKernel(torch.autograd.Function):
+    """Leaves torch, so that nobody sees what the result was made from."""
+
+    @staticmethod
+    def forward(_ctx: object, x: Tensor) -> Tensor:
+        return torch.from_numpy(2 * x.detach().numpy())
+
+    @staticmethod
+    def backward(_ctx: object, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = OwnKernel.apply(x)  # type: ignore[no-untyped-call]
+        return y
+
+
+class Unwatchable(nn.Module):
+    """Cannot run while operations are watched, as some kernels cannot."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if is_in_torch_dispatch_mode():
+            raise NotImplementedError("there is no rule for this kernel")
+        return x * 1
+
+
+@pytest.mark.parametrize("kernel", [Doubled, Unwatchable])
+def test_kernels_that_cannot_be_looked_into_are_no_obstacle(kernel: type[nn.Module]) -> None:
+    grafted = graft(chain(nn.Linear(6, 6), kernel(), nn.Linear(6, 3)), at=["2"], example=torch.randn(4, 6))
+    assert sources_of(grafted, "2")["far"] == "the input of the model"
+
+
+class Noisy(nn.Module):
+    """Looks its tokens up twice in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.second, self.last = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table(x) + self.table(x.flip(0)) if self.training else self.table(x)
+        y: Tensor = self.last(self.second(h))
+        return y
+
+
+def test_far_is_the_earliest_tensor_on_which_both_modes_agree() -> None:
+    grafted = graft(Noisy(), at=["last"], example=torch.randint(9, (4, 5)))
+    assert sources_of(grafted, "last")["far"] == "the input of 'second'"
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+    return chain(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(6, 3))
+
+
+def test_layers_that_torch_skips_in_evaluation_are_no_source() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 5, 6)
+    grafted = graft(encoder(), at=["0.layers.0", "0.layers.1", "1"], example=x)
+    assert sources_of(grafted, "1") == {"near": "the input of '0.layers.1'", "far": "the input of the model"}
+    grafted.plant_fossils({"0.layers.1": "far_wide", "1": "near_wide"})
+    for parameter in grafted.slots.parameters():
+        nn.init.normal_(parameter)
+    # Without hooks, gradients and dropout torch takes its fast way.
+    plain = fold(grafted, x).network.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(plain(x), grafted.eval()(x), rtol=0, atol=1e-5)
+    with pytest.raises(InputError, match="in one piece"):
+        graft(encoder(), at=["1"], example=x, sources={"1": {"far": "0.layers.0.norm1"}})
+
+
+def test_an_example_may_come_from_inference_mode() -> None:
+    model = mlp()
+    with torch.inference_mode():
+        grafted = graft(model, at=["3"], example=torch.randn(4, 6))
+    assert sources_of(grafted, "3")["far"] == "the input of the model"

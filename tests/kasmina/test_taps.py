@@ -72,6 +72,68 @@ def test_nothing_is_kept_alive_after_a_pass_even_if_it_raises(fails: bool) -> No
     assert [tensor() for tensor in kept] == [None, None]
 
 
+class Dropping(nn.Module):
+    """Leaves out its first block when told to, as layer dropout does at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Sigmoid()) for _ in range(3))
+        self.drop = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks[1:] if self.drop else self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_seed_rests_when_the_pass_leaves_its_source_out(isolated: bool) -> None:
+    torch.manual_seed(0)
+    host, x = Dropping(), torch.randn(4, 6)
+    alone = copy.deepcopy(host)
+    model = graft(host, at=["blocks.1", "blocks.2"], example=x, sources={"blocks.2": {"far": "blocks.0"}})
+    if isolated:
+        model.germinate("blocks.2", "far_wide")
+        model.begin_epoch()
+    else:
+        model.plant_fossils({"blocks.2": "far_wide"})
+    for parameter in model.slots.parameters():
+        nn.init.normal_(parameter)
+    host.drop = alone.drop = True
+    assert torch.equal(model(x), alone(x))
+    with model.override_alpha("blocks.2", torch.ones(4)):
+        assert torch.equal(model(x), alone(x))
+    host.drop = False
+    model(x).sum().backward()
+    assert model.seed_gradient_norms()[0, 1] > 0
+
+
+class Named(nn.Module):
+    """Two arguments, the second of which is the one to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, shift: Tensor, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.mix(x).relu() + shift)
+        return y
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_argument_is_read_whichever_way_it_is_passed(by_name: bool) -> None:
+    torch.manual_seed(0)
+    shift, x = torch.randn(4, 6), torch.randn(4, 6)
+    model = graft(Named(), at=["head"], example={"shift": shift, "x": x} if by_name else (shift, x))
+    model.plant_fossils({"head": "far_wide"})
+    for parameter in model.slots.parameters():
+        nn.init.normal_(parameter)
+    seed, (mix, head) = model.slots[0].get_submodule("seed"), (layer.forward for layer in model.host.children())
+    expected = head(mix(x).relu() + shift) + seed(x)
+    for output in (model(shift, x), model(shift, x=x), model(x=x, shift=shift)):
+        assert torch.equal(output, expected)
+
+
 def test_a_submodule_that_runs_outside_of_a_pass_says_so() -> None:
     model, x = grown()
     with pytest.raises(InputError, match="has not run in this pass"):

@@ -110,6 +110,9 @@ def _reads_features(layer: nn.Module) -> int | None:
     """The size that the last axis of the input of `layer` must have, if it is of that kind."""
     if isinstance(layer, nn.Linear):
         return layer.in_features
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        width: int = layer.input_size if isinstance(layer, nn.RNNBase) else layer.embed_dim
+        return width
     return None if isinstance(layer, nn.Embedding) else _features(layer)
 
 

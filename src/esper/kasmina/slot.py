@@ -152,13 +152,16 @@ class Slot(nn.Module):
         if self.mode is SlotMode.BLENDED:
             return _mix(h, self.alpha, self._delta(h))
         if self.mode is SlotMode.ISOLATED and torch.is_grad_enabled():
-            return _pass_gradient(h, self._delta(h, isolated=True))
+            delta = self._delta(h, isolated=True)
+            return None if delta is None else _pass_gradient(h, delta)
         return None
 
-    def _delta(self, h: Tensor, *, isolated: bool = False) -> Tensor:
-        """What the seed would add to `h`; an isolated one sends no gradient to what it reads."""
+    def _delta(self, h: Tensor, *, isolated: bool = False) -> Tensor | None:
+        """What the seed would add to `h`, None if that is nothing; an isolated one sends no gradient to its source."""
         assert self.seed is not None
         given = h if self.tap is None else self.tap.read(h)
+        if given is None:
+            return None
         delta: Tensor = self.seed(given.detach() if isolated else given)
         return delta if self.tap is None else fit_positions(delta, h)
 
@@ -166,12 +169,14 @@ class Slot(nn.Module):
         if isinstance(alpha, float | int):
             return _mix(h, alpha, self._delta(h)) if alpha else None
         per_sample = alpha.view(-1, *[1] * (h.ndim - 1))
+        mixed = _mix(h, per_sample, self._delta(h))
         # Samples with alpha 0 take the host's value itself: 0 times a non-finite residual would not be 0.
-        return torch.where(per_sample == 0, h, _mix(h, per_sample, self._delta(h)))
+        return None if mixed is None else torch.where(per_sample == 0, h, mixed)
 
 
-def _mix(h: Tensor, alpha: Tensor | float, delta: Tensor) -> Tensor:
-    return h + (alpha * delta).to(h.dtype)  # under autocast a residual may be wider than its host
+def _mix(h: Tensor, alpha: Tensor | float, delta: Tensor | None) -> Tensor | None:
+    # Under autocast a residual may be wider than its host.
+    return None if delta is None else h + (alpha * delta).to(h.dtype)
 
 
 def _pass_gradient(h: Tensor, delta: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from esper.kasmina.joining import Argument
 from esper.kasmina.sites import Source
 from esper.leyline import InputError
 
@@ -14,8 +15,9 @@ class Tap:
     Its hooks are there from the start, because compiled models do not notice hooks that come later.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, module: nn.Module) -> None:
         self.source = source
+        self._argument = Argument.of(module, source.argument)
         self.readers = 0
         """Seeds that read it."""
         self.open = False
@@ -26,9 +28,8 @@ class Tap:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         """The hook before a submodule whose input is read."""
-        argument = self.source.argument
         if self.open:
-            self._keep(kwargs.get(argument) if isinstance(argument, str) else args[argument])
+            self._keep(self._argument.among(args, kwargs))
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
         """The hook behind a submodule whose output is read, seeds that sit there included."""
@@ -48,14 +49,14 @@ class Tap:
         """A pass has ended: nothing of it is kept."""
         self.open, self._tensor = False, None
 
-    def read(self, h: Tensor) -> Tensor:
-        """The tensor, as the neighbours of `h` are."""
-        if self._tensor is None:
+    def read(self, h: Tensor) -> Tensor | None:
+        """The tensor, as the neighbours of `h` are; None if this pass has left it out, as layer dropout does."""
+        if not self.open:
             raise InputError(
                 f"a seed reads {self.source}, which has not run in this pass: run the whole model, and without "
                 "activation checkpointing of the submodules that the seed connects"
             )
-        return self._tensor.to(h)
+        return None if self._tensor is None else self._tensor.to(h)
 
 
 class Pass:
@@ -83,8 +84,8 @@ def lay_taps(host: nn.Module, sources: set[Source]) -> Pass:
     host.register_forward_pre_hook(whole.begin, prepend=True)
     host.register_forward_hook(whole.end, always_call=True)
     for source in sorted(sources, key=str):
-        tap = Tap(source)
         module = host.get_submodule(source.path)
+        tap = Tap(source, module)
         if source.port == "input":
             module.register_forward_pre_hook(tap.before, with_kwargs=True)
         else:

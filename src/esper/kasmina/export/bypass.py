@@ -5,8 +5,6 @@ Anywhere else the module that has the tensor hands it on, by a wire, to the one 
 emitted code, so it uses nothing but torch.
 """
 
-import inspect
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.export.insert import insert_seed, make_grown, move_beside, original_class, runs_in_row
-from esper.kasmina.joining import fit_positions
+from esper.kasmina.joining import Argument, fit_positions
 from esper.kasmina.sites import Source
 
 
@@ -183,26 +181,32 @@ class Wire:
 
     def __init__(self) -> None:
         self._held: dict[int, Tensor] = {}
+        self._passes: dict[int, bool] = {}
 
     def __reduce__(self) -> Any:
         return Wire, ()
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._passes[_pass_id()] = True
 
     def put(self, tensor: Tensor) -> None:
         """Hold a tensor until it is taken."""
         self._held[_pass_id()] = tensor
 
-    def take(self) -> Tensor:
-        """The tensor that was put last; it is held no longer."""
+    def take(self) -> Tensor | None:
+        """The tensor that was put last, which is held no longer; None if this pass has left it out."""
         key = _pass_id()
-        if key not in self._held and len(self._held) == 1:
-            key = next(iter(self._held))  # put by a part of the same pass that is compiled, or is not, unlike this one
-        if key not in self._held:
-            raise RuntimeError("a grown seed was run before the part of the network that it reads from")
-        return self._held.pop(key)
+        if key not in self._held:  # put by a part of the same pass that is compiled, or is not, unlike this one
+            key = next(iter(self._held)) if key == _COMPILED and len(self._held) == 1 else _COMPILED
+        if key not in self._held and not self._passes:
+            raise RuntimeError("a grown seed was run without the part of the network that it reads from")
+        return self._held.pop(key, None)
 
     def drop(self) -> None:
-        """Hold nothing of this pass any more."""
+        """A pass has ended: nothing of it is held any more."""
         for key in (_pass_id(), _COMPILED):
+            self._passes.pop(key, None)
             self._held.pop(key, None)
 
 
@@ -217,17 +221,16 @@ def _pass_id() -> int:
 class Tap:
     """Puts an argument of a module, or what it returns, on a wire."""
 
-    def __init__(self, wire: Wire, source: Source, names: Sequence[str]) -> None:
+    def __init__(self, wire: Wire, source: Source, module: nn.Module) -> None:
         self.wire = wire
         self.output = source.port == "output"
         self.copies = source.changed
-        # Who calls the module may name the argument or not: either way it is found.
-        self.position, self.name = _both_ways(source.argument, names)
+        self.argument = Argument.of(module, source.argument)
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """To be told what the module was called with."""
         if not self.output:
-            self._put(args[self.position] if self.position < len(args) else kwargs[self.name])
+            self._put(self.argument.among(args, kwargs))
 
     def see_output(self, output: Any) -> None:
         """To be told what it returns."""
@@ -236,13 +239,6 @@ class Tap:
 
     def _put(self, tensor: Tensor) -> None:
         self.wire.put(tensor.clone() if self.copies else tensor)
-
-
-def _both_ways(argument: int | str, names: Sequence[str]) -> tuple[int, str]:
-    """Position and name of an argument; one that it does not have is one that nobody uses."""
-    if isinstance(argument, int):
-        return argument, names[argument] if argument < len(names) else ""
-    return names.index(argument) if argument in names else sys.maxsize, argument
 
 
 class Wired(nn.Module):
@@ -255,18 +251,14 @@ class Wired(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """What is to be added to `h`."""
-        return branch_output(self.seed, self.wire.take(), h)
+        source = self.wire.take()
+        return torch.zeros_like(h) if source is None else branch_output(self.seed, source, h)
 
 
 def _insert_wired(model: nn.Module, bypass: Bypass) -> None:
     wire = Wire()
     giver = make_grown(model.get_submodule(bypass.source.path))
-    names = [
-        name
-        for name, parameter in list(inspect.signature(original_class(giver).forward).parameters.items())[1:]
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    giver.grown_taps += (Tap(wire, bypass.source, names),)
+    giver.grown_taps += (Tap(wire, bypass.source, giver),)
     insert_seed(model, bypass.path, Wired(bypass.seed, wire))
     enclosing = make_grown(_enclosing(model, bypass.source.path, bypass.path))
     enclosing.grown_wires += (wire,)

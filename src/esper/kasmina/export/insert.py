@@ -86,12 +86,14 @@ def grown_class(kind: Any) -> Any:
     |---|---|
     | grown_seeds | the names of its children that are seeds |
     | grown_taps | what hands its input or its output on to seeds elsewhere: see `bypass` |
-    | grown_wires | what such seeds read from, to be emptied when its pass ends, however it ends |
+    | grown_wires | what such seeds read from, from the beginning of its pass to its end, however it ends |
     """
 
     @wraps(kind.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
+            for wire in self.grown_wires:
+                wire.begin()
             for tap in self.grown_taps:
                 tap.see_input(args, kwargs)
             h = kind.forward(self, *args, **kwargs)
