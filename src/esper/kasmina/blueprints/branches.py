@@ -69,7 +69,7 @@ class ConvBranch(Branch):
 def _shared_stride(source: int, site: int, family: Family) -> tuple[int, int]:
     """Strides of two layers that together lead from `source` to `site` positions, the larger one last.
 
-    Many positions in between pay (docs/growth.md); in two dimensions they cost too much, so there both take their share.
+    Many positions in between pay (docs/growth.md). In two dimensions they cost too much, so there both take a share.
     """
     total = max(1, round(source / site))
     pairs = [(a, total // a) for a in range(1, total + 1) if total % a == 0 and a <= total // a <= _MAX_STRIDE]
