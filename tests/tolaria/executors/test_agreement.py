@@ -143,7 +143,7 @@ def test_measurements_agree_with_leaving_each_seed_out() -> None:
 
 @pytest.mark.parametrize("host", ["mlp", "conv1d"])
 def test_what_a_branch_reads_is_without_the_seed_that_is_left_out(host: str) -> None:
-    sizes = {"mlp": {"inputs": 6, "widths": (4, 4, 4)}, "conv1d": {"channels": (4, 5, 6)}}
+    sizes: dict[str, Any] = {"mlp": {"inputs": 6, "widths": (4, 4, 4)}, "conv1d": {"channels": (4, 5, 6)}}
     task = tiny_task(host=host, host_settings={"classes": 3, **sizes[host]}, quality="loss")
     loop, stacked = both(task, 2, torch.float64)
     paths = [site.path for site in loop.executor.sites]
