@@ -9,8 +9,6 @@ from esper.kasmina import Family, GraftedModel, SiteShape, build_host, find_blue
 from esper.kasmina.blueprints.branches import ConvBranch
 from esper.kasmina.joining import fit_positions
 
-NARROW = ("far_narrow", "near_narrow")
-
 
 def conv_branch(source: tuple[int, ...], site: tuple[int, ...]) -> ConvBranch:
     family = Family.CONV1D if len(site) == 1 else Family.CONV2D

@@ -83,6 +83,8 @@ def test_what_runs_twice_is_neither_source_nor_target() -> None:
     assert sources_of(grafted, "shared") == {}
     assert sources_of(grafted, "last") == {"far": "the input of the model"}
     assert not grafted.catalogue.fits[0, 5:].any()
+    with pytest.raises(InputError, match="both must run exactly once in a pass"):
+        graft(Twice(), at=["last"], example=torch.randn(4, 6), sources={"last": {"far": "shared"}})
 
 
 class OtherInTraining(nn.Module):

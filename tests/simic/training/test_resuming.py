@@ -26,6 +26,7 @@ from esper.simic.training import (
 )
 from tests.catalogues import one_more_kind
 from tests.simic.training.test_vectorized import assert_same_run, events, tiny_config
+from tests.worlds import slots_of, tiny_task
 
 Stop = Callable[[], bool]
 
@@ -157,7 +158,7 @@ def test_neither_sinks_nor_traces_that_cannot_be_written_leave_a_folder(tmp_path
 
 def test_checking_a_machine_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
-    assert require_ready(small_config()) == 3
+    assert require_ready(small_config()) == slots_of(tiny_task())
     assert torch.equal(torch.get_rng_state(), before)
 
 

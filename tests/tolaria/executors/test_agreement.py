@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.kasmina import NOT_MEASURED, SlotTable
-from esper.leyline import NUM_BLENDS, InputError, Op, Stage
+from esper.kasmina import NOT_MEASURED, SlotTable, find_blueprint
+from esper.leyline import NUM_BLENDS, Blend, InputError, Op, Stage
 from esper.tamiyo import Random
 from esper.tolaria import EpisodeSettings, OptimizerSettings, Population, Task
 from esper.tolaria.executors import choice
@@ -156,6 +156,27 @@ def test_an_alpha_that_breaks_the_network_costs_all_of_its_score(host: str) -> N
         measured = population.executor.measure(population.task.splits().val, trials=trials)
         assert measured.score.isfinite().all()
         assert torch.equal(measured.trials[:, 0], -measured.score)
+
+
+@pytest.mark.parametrize("host", ["mlp", "conv1d"])
+def test_what_a_branch_reads_is_without_the_seed_that_is_left_out(host: str) -> None:
+    sizes: dict[str, Any] = {"mlp": {"inputs": 6, "widths": (4, 4, 4)}, "conv1d": {"channels": (4, 5, 6)}}
+    task = tiny_task(host=host, host_settings={"classes": 3, **sizes[host]}, quality="loss")
+    loop, stacked = both(task, 2, torch.float64)
+    paths = [site.path for site in loop.executor.sites]
+    family = loop.executor.sites[0].shape.family
+    near = find_blueprint(family, "near_wide").id - 1
+    # A seed in front of the tensor that the branch reads, and two between that tensor and the branch.
+    plantings = [("blocks.0", 3), ("blocks.2", near), ("blocks.1.0", 0), ("blocks.1", 0)]
+    for path, blueprint in plantings:
+        action = torch.tensor([paths.index(path), blueprint, Blend.INSTANT, Op.GERMINATE])
+        for population in (loop, stacked):
+            population.step(action.expand(2, -1))
+    for population in (loop, stacked):
+        population.step(torch.zeros(2, 4, dtype=torch.int64))
+    slots = [paths.index(path) for path, _ in plantings]
+    assert (loop.table.contribution[:, slots].abs() > 1e-4).all()
+    assert_same_tables(loop.table, stacked.table)
 
 
 def test_measuring_in_several_goes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

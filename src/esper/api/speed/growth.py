@@ -17,6 +17,7 @@ from esper.api.environment import make_env
 from esper.api.growth_bench import Progress
 from esper.api.speed.settings import SpeedSettings
 from esper.api.speed.whole_step import run_steps, step_task
+from esper.tolaria import Task
 
 _CHANNELS = 12
 _LENGTH_ENVS = 8
@@ -42,7 +43,7 @@ def _measure(
     settings: SpeedSettings, envs: int | None = None, slots: int | None = None, length: int | None = None
 ) -> dict[str, float]:
     torch.set_num_threads(1)
-    task = step_task(settings, **({"host_settings": {"channels": (_CHANNELS,) * (slots // 2)}} if slots else {}))
+    task = step_task(settings) if slots is None else task_with_slots(settings, slots)
     task.splits()
     idle = _peak_megabytes()
     steps = length or settings.growth_steps
@@ -51,6 +52,11 @@ def _measure(
     run_steps(env, steps)
     seconds = time.process_time() - start
     return {"seconds_per_step": seconds / steps, "peak_mb": _peak_megabytes() - idle}
+
+
+def task_with_slots(settings: SpeedSettings, slots: int) -> Task:
+    """The task of a whole step with hosts of an odd number of slots: two at each block, and one at the output."""
+    return step_task(settings, host_settings={"channels": (_CHANNELS,) * (slots // 2)})
 
 
 def _peak_megabytes() -> float:

@@ -26,7 +26,7 @@ class SpeedSettings:
     """Hosts of that episode."""
     growth_nums: tuple[int, ...] = (1, 8, 32, 128)
     growth_slots: tuple[int, ...] = (3, 5, 7, 9)
-    """Slots of a host: two for each of its blocks, and one at its output."""
+    """Odd numbers: see `task_with_slots`."""
     growth_lengths: tuple[int, ...] = (5, 10, 20)
     growth_steps: int = 5
     """Steps of an episode where time and memory are measured against N and slots."""
