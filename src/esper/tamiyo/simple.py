@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.leyline import Blend, InputError, Op
+from esper.leyline import Blend, InputError, Op, unknown_name
 from esper.tamiyo.controller import wait
 from esper.tolaria import Situation
 
@@ -75,17 +75,24 @@ class Planting:
     slot: int
     blueprint: int
     """Index of the blueprint head, from 0 on."""
+    blend: Blend = Blend.LINEAR
 
     def __str__(self) -> str:
-        return f"{self.step}:{self.slot}:{self.blueprint}"
+        numbers = f"{self.step}:{self.slot}:{self.blueprint}"
+        return numbers if self.blend is Blend.LINEAR else f"{numbers}:{self.blend.name.lower()}"
 
     @classmethod
     def parse(cls, text: str) -> "Planting":
-        """The inverse of `str`: `step:slot:blueprint`, all counted from 0."""
-        parts = text.split(":")
-        if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-            raise InputError(f"malformed planting {text!r}; write step:slot:blueprint, as in '4:0:3'")
-        return cls(*map(int, parts))
+        """The inverse of `str`: `step:slot:blueprint`, all counted from 0, and maybe `:blend`."""
+        *numbers, blend = text.split(":") if text.count(":") == 3 else (*text.split(":"), Blend.LINEAR.name)
+        if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
+            raise InputError(
+                f"malformed planting {text!r}; write step:slot:blueprint, as in '4:0:3' or '4:0:3:instant'"
+            )
+        if blend.upper() not in Blend.__members__:
+            raise unknown_name("blend", blend, (member.name.lower() for member in Blend))
+        step, slot, blueprint = map(int, numbers)
+        return cls(step, slot, blueprint, Blend[blend.upper()])
 
 
 class Schedule:
@@ -109,8 +116,8 @@ class Schedule:
             known = planting.slot < masks.blueprint.shape[1] and planting.blueprint < masks.blueprint.shape[2]
             if planting.step != step or not known:
                 continue
-            legal = masks.slot[host, Op.GERMINATE, planting.slot] & masks.blend[host, Blend.LINEAR]
+            legal = masks.slot[host, Op.GERMINATE, planting.slot] & masks.blend[host, planting.blend]
             if legal and masks.blueprint[host, planting.slot, planting.blueprint]:
-                return torch.tensor([planting.slot, planting.blueprint, Blend.LINEAR, Op.GERMINATE])
+                return torch.tensor([planting.slot, planting.blueprint, planting.blend, Op.GERMINATE])
         keepable = masks.slot[host, Op.FOSSILIZE].nonzero().flatten().tolist()
         return torch.tensor([keepable[0], 0, 0, Op.FOSSILIZE]) if keepable else wait(1)[0]
