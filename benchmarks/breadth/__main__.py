@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from benchmarks.breadth.awkward import AWKWARD
 from benchmarks.breadth.handmade import HANDMADE
 from benchmarks.breadth.life import Life, live
 from benchmarks.breadth.transformer_models import TRANSFORMERS
@@ -49,7 +50,7 @@ def main() -> None:
     logging.getLogger("torch").setLevel(logging.CRITICAL)  # it tells at length why a model cannot be a program
     transformers.logging.set_verbosity_error()
     lives: list[Life] = []
-    for number, architecture in enumerate([*HANDMADE, *TRANSFORMERS]):
+    for number, architecture in enumerate([*HANDMADE, *TRANSFORMERS, *AWKWARD]):
         lives.append(live(architecture, number))
         print(f"{lives[-1].outcome:8} {lives[-1].seconds:5.1f} s  {architecture.name}: {lives[-1].kept}", flush=True)
     counts = Counter(life.outcome for life in lives)
