@@ -157,8 +157,8 @@ def test_neither_sinks_nor_traces_that_cannot_be_written_leave_a_folder(tmp_path
 
 
 def test_checking_a_machine_draws_no_random_numbers() -> None:
-    before = torch.get_rng_state()
-    assert require_ready(small_config()) == slots_of(tiny_task())
+    slots, before = slots_of(tiny_task()), torch.get_rng_state()
+    assert require_ready(small_config()) == slots
     assert torch.equal(torch.get_rng_state(), before)
 
 
