@@ -117,7 +117,9 @@ def live(architecture: Architecture, number: int) -> Life:
     """Grow it: graft, germinate, train, blend, keep, cull, roll back, export. `number` varies slots and seeds."""
     start = time.perf_counter()
     torch.manual_seed(number)
-    model = architecture.build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages that define architectures
+        model = architecture.build()
     size = sum(parameter.numel() for parameter in model.parameters())
 
     def told(outcome: str, *details: Any) -> Life:
