@@ -1,6 +1,7 @@
 """Growing inside a Lightning trainer."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from esper.kasmina import take_snapshot
-from esper.leyline import InputError, Op, Stage
-from tests.api.growing.builders import LIFE, Script, assert_same, make_data
+from esper.leyline import Blend, InputError, Op, Stage
+from tests.api.growing.builders import LIFE, WAIT, Action, Script, assert_same, fossilize, germinate, make_data
+
+FAR_WIDE = 6
+BYPASS = [germinate(1, FAR_WIDE, Blend.INSTANT), *[WAIT] * 5, fossilize(1)]
+"""A bypass that joins at once and is kept later."""
 
 lightning: Any = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
 pytestmark = [
@@ -46,10 +51,10 @@ def accuracy(module: Any) -> float:
         return float((module(x).argmax(-1) == y).float().mean())
 
 
-def make_callback() -> Any:
+def make_callback(life: Sequence[Action] = LIFE) -> Any:
     from esper.api.growing.lightning import GrowthCallback
 
-    settings: dict[str, Any] = {"at": ["net.1", "net.3"], "seed": 0, "controller": Script(LIFE), "epochs": 9}
+    settings: dict[str, Any] = {"at": ["net.1", "net.3"], "seed": 0, "controller": Script(life), "epochs": 9}
     return GrowthCallback(example=make_data()[0], evaluate=accuracy, **settings)
 
 
@@ -79,17 +84,17 @@ def test_a_module_grows_while_it_is_fitted(tmp_path: Path) -> None:
 def test_a_fit_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
     def fit(epochs: int, checkpoint: str | None = None) -> tuple[Any, Any]:
         lightning.seed_everything(3, verbose=False)
-        module, callback = Classifier(), make_callback()
+        module, callback = Classifier(), make_callback(BYPASS)
         trainer = make_trainer(tmp_path, epochs, callback, enable_checkpointing=False)
         trainer.fit(module, loader(), ckpt_path=checkpoint, weights_only=True)
         return trainer, callback
 
     _, expected = fit(9)
     trainer, half = fit(4)
-    assert half.grower.grafted.slot("net.1").stage is Stage.BLENDING
+    assert half.grower.grafted.slot("net.3").stage is Stage.HOLDING
     trainer.save_checkpoint(tmp_path / "half.ckpt")
     _, resumed = fit(9, str(tmp_path / "half.ckpt"))
-    assert resumed.grower.grafted.slot("net.1").stage is Stage.FOSSILIZED
+    assert resumed.grower.grafted.slot("net.3").stage is Stage.FOSSILIZED
     one, other = take_snapshot(resumed.grower.grafted), take_snapshot(expected.grower.grafted)
     assert_same(one.tensors, other.tensors)
     assert_same(one.groups[0].states, other.groups[0].states)
