@@ -26,7 +26,13 @@ class Branch(nn.Module):
 
     reads: ClassVar[Reach]
     share: ClassVar[float]
+    first: nn.Module
     second: nn.Module
+
+    def forward(self, source: Tensor) -> Tensor:
+        """What is added to the site; feature maps may differ from it by a rest of their positions."""
+        result: Tensor = self.second(F.relu(self.first(source)))
+        return result
 
     def silence(self) -> None:
         """Let the output be zero, as long as nothing is learned."""
@@ -60,11 +66,6 @@ class ConvBranch(Branch):
         self.first = conv(source.width, hidden, first_kernel, first_stride, _same(first_kernel))  # type: ignore[arg-type]
         self.second = conv(hidden, site.width, second_kernel, second_stride, _same(second_kernel))  # type: ignore[arg-type]
 
-    def forward(self, source: Tensor) -> Tensor:
-        """What is added to the site, up to a rest of its positions."""
-        result: Tensor = self.second(F.relu(self.first(source)))
-        return result
-
 
 def _shared_stride(source: int, site: int, family: Family) -> tuple[int, int]:
     """Strides of two layers that together lead from `source` to `site` positions, the larger one last.
@@ -96,11 +97,6 @@ class FeatureBranch(Branch):
         hidden = self.hidden(site, source.width + 1 + site.width)
         self.first = nn.Linear(source.width, hidden)
         self.second = nn.Linear(hidden, site.width)
-
-    def forward(self, source: Tensor) -> Tensor:
-        """What is added to the site."""
-        result: Tensor = self.second(F.relu(self.first(source)))
-        return result
 
 
 @blueprint(Family.CONV1D, 6, "far_narrow", "two convolutions from the earliest tensor", reads="far")
