@@ -68,6 +68,8 @@ class Population:
         self.budget = torch.full((num_hosts,), self.settings.budget)
         self.ended = torch.ones(num_hosts, dtype=torch.bool)
         """`[N]`: the episode is over, and the host waits for `start`."""
+        self.merit = torch.full((num_hosts, *self.executor.catalogue.fits.shape), torch.nan)
+        """`[N, S, B]`: as last measured, whatever was planted since."""
         self._governor = Governor(num_hosts, task.guess_loss, self.settings.governor)
         self._good_table = self.table
         self._final_score = torch.full((num_hosts,), torch.nan)
@@ -95,6 +97,7 @@ class Population:
         self._governor.start(chosen)
         self.ended = self.ended & ~chosen
         self._final_score = self._final_score.masked_fill(chosen, torch.nan)
+        self.merit = self.merit.masked_fill(chosen[:, None, None], torch.nan)
         empty = SignalTable.empty(self.num_hosts)
         empty.score_history[:, -1] = self.executor.measure(self.task.splits().val).score
         self.signals = empty.where(chosen, self.signals)
@@ -117,6 +120,7 @@ class Population:
             self.length,
             self.host_flops,
             self.settings.flop_price,
+            self.merit.masked_fill(self.table.occupied[..., None], torch.nan),
         )
 
     def _masks(self) -> ActionMasks:
@@ -144,6 +148,7 @@ class Population:
         panicked = self._govern(result, measured, running)
         terminated = running & self._governor.exhausted
         truncated = running & ~terminated & (self.signals.epoch >= self.length)
+        self._measure_merit(running & ~panicked & ~terminated & ~truncated)
         final_loss = self._commit(terminated | truncated)
         return Outcome(
             before,
@@ -172,6 +177,18 @@ class Population:
         """Validate all hosts at the end of an epoch, with each alpha that is to rise tried in advance."""
         splits = self.task.splits()
         return self.executor.measure(splits.val, what_if=self.settings.what_if, trials=next_alpha(self.table))
+
+    def _measure_merit(self, hosts: Tensor) -> None:
+        """Look again where `hosts [N]` (bool) could plant something, after 1, 2, 4, 8, … epochs."""
+        if not self.settings.merit:
+            return
+        epoch = self.signals.epoch
+        affordable = action_masks(self.table, self.executor.catalogue, self.budget).blueprint
+        plantable = (affordable & ~self.table.occupied[..., None]).any(2).any(1)
+        due = hosts & plantable & (epoch & (epoch - 1) == 0)
+        if due.any():
+            measured = self.executor.measure_merit(due).to(self.merit)
+            self.merit = torch.where(due[:, None, None], measured, self.merit)
 
     def _end_epoch(self, result: EpochResult, measured: Measurement) -> None:
         before = self.table
@@ -312,6 +329,7 @@ class Population:
             "price": self.price.clone(),
             "ended": self.ended.clone(),
             "final_score": self._final_score.clone(),
+            "merit": self.merit.clone(),
             "governor": self._governor.state_dict(),
             "executor": self.executor.state_dict(),
         }
@@ -325,7 +343,7 @@ class Population:
         self.table = SlotTable(**state["table"]).clone()
         self.signals = SignalTable(**state["signals"]).clone()
         self.price, self.ended = state["price"].clone(), state["ended"].clone()
-        self._final_score = state["final_score"].clone()
+        self._final_score, self.merit = state["final_score"].clone(), state["merit"].clone()
         self._governor.load_state_dict(state["governor"])
         self.executor.load_state_dict(state["executor"], self.table)
         self._good_table = self.table

@@ -34,6 +34,8 @@ class EpisodeSettings:
     """Whether nothing may germinate in a host before it counts as stable (`TrackerSettings`)."""
     what_if: bool = False
     """Whether events also tell what each isolated seed would bring at alpha 1; nothing else reads it."""
+    merit: bool = True
+    """Whether the merit of would-be seeds is measured after 1, 2, 4, 8, … epochs (`Situation.merit`)."""
     flop_price: float = 0.0
     """What adding as many FLOPs as the host needs for a sample costs, beside the price of parameters."""
     seed_lr_scale: float | None = None

@@ -28,6 +28,11 @@ class Situation:
     """Of one sample through the host; 1 where they were not counted, because nothing is charged for them."""
     flop_price: float = 0.0
     """What adding as many FLOPs as the host needs for a sample costs."""
+    merit: Tensor | None = None
+    """`[N, S, B]`: how much each kind would have to learn in each free slot (`kasmina/merit.py`), as last measured.
+
+    NaN where that is not known, the slot is occupied or the kind does not fit; None where nobody measures it.
+    """
 
     @property
     def steps_left(self) -> Tensor:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.kasmina.merit import VARIANTS
+
 
 @dataclass(frozen=True, slots=True)
 class Streams:
@@ -22,12 +24,19 @@ class Streams:
     """Initial weights of its seeds."""
     price: torch.Generator
     """What its parameters cost, where that is drawn."""
+    merit: torch.Generator
+    """Which of the would-be seeds it has; nothing is drawn from it, so that they stay the same all along."""
 
     @classmethod
     def from_seed(cls, seed: int) -> Self:
         """Streams that are independent of each other and of those of any other seed."""
         states = np.random.SeedSequence(seed).generate_state(len(fields(cls)), np.uint64)
         return cls(*(torch.Generator().manual_seed(int(state >> np.uint64(1))) for state in states))
+
+    @property
+    def variant(self) -> int:
+        """Which variant of would-be seeds the host has."""
+        return self.merit.initial_seed() % VARIANTS
 
     def state_dict(self) -> dict[str, Tensor]:
         """Where every stream stands."""
@@ -57,6 +66,11 @@ class BatchStream:
         rows = self._order[self._used : self._used + self._batch_size]
         self._used += self._batch_size
         return rows
+
+    @property
+    def latest(self) -> Tensor:
+        """The indices of the last minibatch taken."""
+        return self._order[self._used - self._batch_size : self._used]
 
     def take(self, count: int) -> Tensor:
         """The next `count` minibatches, `[count, B]`."""

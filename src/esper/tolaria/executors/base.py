@@ -71,6 +71,12 @@ class Executor(Protocol):
         `trials [N, S]` are alphas at which single seeds are tried as well; NaN where they are not.
         """
 
+    def measure_merit(self, hosts: Tensor) -> Tensor:
+        """`[N, S, B]`: the merit (`kasmina/merit.py`) of every kind in every free slot of `hosts [N]` (bool), else NaN.
+
+        On the first samples of each host's last minibatch, so after an epoch; training goes on as if it had not been.
+        """
+
     def remember(self, hosts: Tensor) -> None:
         """Keep the present state of `hosts [N]` (bool) as their last good one."""
 

@@ -109,6 +109,14 @@ class DeviceExecutor:
 
         return self._gather(self._each(measure))
 
+    def measure_merit(self, hosts: Tensor) -> Tensor:
+        """Measure the merit of these hosts, devices side by side."""
+        parts = self._each(lambda shard: shard.executor.measure_merit(hosts[shard.hosts]))
+        for shard, part in zip(self._shards, parts, strict=True):
+            if shard.stream is not None:
+                shard.stream.hand_over([part])
+        return torch.cat([part.cpu() for part in parts])
+
     def remember(self, hosts: Tensor) -> None:
         """Keep the present state of these hosts."""
         self._each(lambda shard: shard.executor.remember(hosts[shard.hosts]))

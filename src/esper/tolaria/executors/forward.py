@@ -32,6 +32,15 @@ class Leaves:
 
 
 @dataclass(slots=True)
+class Seen:
+    """What of a pass is kept for merit: the trunk at these places, and behind every slot."""
+
+    wanted: frozenset[int]
+    places: dict[int, Tensor] = field(default_factory=dict)
+    slots: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class _State:
     """Where a pass stands."""
 
@@ -66,20 +75,27 @@ class StackedForward:
         self._blueprint, self._place_read = blueprint, place_read
 
     def __call__(
-        self, route: Route, tensors: Leaves, x: Tensor, *, shared: bool = False
+        self, route: Route, tensors: Leaves, x: Tensor, *, shared: bool = False, seen: Seen | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits of all hosts `[N, B, ...]` and of all branches; inputs `[N, B, ...]`, or `[B, ...]` if `shared`."""
+        """Logits of all hosts `[N, B, ...]` and of all branches; inputs `[N, B, ...]`, or `[B, ...]` if `shared`.
+
+        `seen` takes what the trunk, not shared, is at the places that it wants and behind every slot.
+        """
         state = _State(route, tensors, x, shared)
         read = {place for key in tensors.seeds if (place := self._place_read(key)) is not None}
         for place, part in enumerate(self._parts):
             if place in read:
                 trunk = state.h.expand(self._num_hosts, *state.h.shape) if state.shared else state.h
                 state.kept[place] = trunk, state.branches
+            if seen is not None and place in seen.wanted:
+                seen.places[place] = state.h
             self._run_part(state, part, tensors.parts[place])
             slot = self._chain.slots.get(place)
             crossing = None if slot is None else route.crossings[slot]
             if slot is not None and crossing is not None:
                 self._cross(state, slot, crossing)
+            if seen is not None and slot is not None:
+                seen.slots[slot] = state.h
         return state.h, state.branches
 
     def _run_part(self, state: _State, part: Batched, own: list[Tensor]) -> None:
@@ -126,7 +142,7 @@ class StackedForward:
         for key, place, owner, blended in zip(keys, places, *crossing.by_group(), strict=True):
             given = state.h if place is None else state.kept[place][0]
             rows = GatherRows.apply(given, owner, blended)  # type: ignore[no-untyped-call]
-            deltas.append(_fit(self._blueprint(key)(state.tensors.seeds[key], rows), state.h))
+            deltas.append(fit_rows(self._blueprint(key)(state.tensors.seeds[key], rows), state.h))
         return torch.cat(deltas)
 
     def _pass_branches(self, state: _State, branches: Tensor, keys: list[GroupKey], crossing: Crossing) -> Tensor:
@@ -136,7 +152,7 @@ class StackedForward:
             key = keys[number]
             own = [leaf.detach()[seeds] for leaf in state.tensors.seeds[key]]
             given = self._given_to_branches(state, branches, self._place_read(key))
-            deltas.append(_fit(self._blueprint(key)(own, given[meets]), branches))
+            deltas.append(fit_rows(self._blueprint(key)(own, given[meets]), branches))
         alpha = crossing.passing_alpha.to(branches.dtype).view(-1, *[1] * (branches.ndim - 1))
         index = torch.cat([meets for _, meets, _ in crossing.passing])
         return branches.index_add(0, index, alpha * torch.cat(deltas))
@@ -151,7 +167,7 @@ class StackedForward:
         return torch.cat([early, trunk.detach()[state.branch_owner[len(early) :]]])
 
 
-def _fit(delta: Tensor, h: Tensor) -> Tensor:
+def fit_rows(delta: Tensor, h: Tensor) -> Tensor:
     """`fit_positions` for rows `[R, B, ...]`."""
     if delta.shape[3:] == h.shape[3:]:
         return delta

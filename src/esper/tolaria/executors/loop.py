@@ -7,10 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import Parameter
 
-from esper.kasmina import GraftedModel, SlotTable, Snapshot, graft, restore_snapshot, take_snapshot
+from esper.kasmina import (
+    NOT_MEASURED,
+    GraftedModel,
+    SlotTable,
+    Snapshot,
+    graft,
+    restore_snapshot,
+    take_snapshot,
+)
+from esper.kasmina.merit import MERIT_SAMPLES, PassWatch, WouldBeSeeds, measure_merit
 from esper.kasmina.optimizer_groups import SLOT_KEY
+from esper.kasmina.random_state import keeping_random_state
 from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, score_of
 from esper.tolaria.helpers import COMPILED, EAGER, Passes, build_optimizer, clip_gradients, measure, place, train_pass
@@ -33,6 +44,7 @@ class HostSetup:
     passes: Passes
     train: Split
     """The training split, on the device."""
+    would_be: WouldBeSeeds
 
 
 class HostTrainer:
@@ -100,6 +112,18 @@ class HostTrainer:
         accuracy = (logits.detach().argmax(-1) == y.flatten()).to(loss.dtype).mean()
         return torch.stack([loss.detach(), accuracy, *norms])
 
+    def measure_merit(self) -> Tensor:
+        """`[S, B]`: merit on samples of the last minibatch, in the precision of the weights; nothing else changes."""
+        rows = self._batches.latest[:MERIT_SAMPLES]
+        x, y = self._setup.train.x[rows], self._setup.train.y[rows]
+        self.model.train()
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        with keeping_random_state(self.model), PassWatch(self.model) as seen:
+            loss, _ = train_pass(lambda samples: functional_call(self.model, buffers, samples), x, y)
+            # Its results do not matter; `.grad` stays as it is.
+            torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True)
+        return measure_merit(self.model, seen, self._setup.would_be, self.streams.variant)
+
     def remember(self) -> None:
         """Take a snapshot; the one before is released first, so that two never exist at once."""
         self._good = None
@@ -148,7 +172,7 @@ class LoopExecutor:
     ) -> None:
         passes = COMPILED if compute.compile_hosts else EAGER
         train = place(task.splits().train, device, dtype)
-        self._setup = HostSetup(task, episode_length, dtype, device, compute.precision, passes, train)
+        self._setup = HostSetup(task, episode_length, dtype, device, compute.precision, passes, train, WouldBeSeeds())
         # Seeds are no part of this first set of hosts: `start` replaces them all.
         self.hosts = [HostTrainer(self._setup, 0)] * num_hosts
         model = self.hosts[0].model
@@ -188,6 +212,14 @@ class LoopExecutor:
         ]
         names = [spec.name for spec in fields(Measurement)]
         return Measurement(**{name: torch.cat([getattr(one, name) for one in each]) for name in names})
+
+    def measure_merit(self, hosts: Tensor) -> Tensor:
+        """Measure the merit of these hosts one after the other."""
+        setup, shape = self._setup, (len(self.hosts), *self.catalogue.fits.shape)
+        result = torch.full(shape, NOT_MEASURED, dtype=setup.dtype, device=setup.device)
+        for index in hosts.nonzero().flatten().tolist():
+            result[index] = self.hosts[index].measure_merit()
+        return result
 
     def remember(self, hosts: Tensor) -> None:
         """Let each take a snapshot."""

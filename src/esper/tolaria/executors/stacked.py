@@ -9,13 +9,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.kasmina import NOT_MEASURED, Blueprint, GraftedModel, SlotTable, find_blueprint, graft
+from esper.kasmina.merit import MERIT_SAMPLES
 from esper.kasmina.seed_state import remove_slots
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, losses_and_accuracies, score_of
 from esper.tolaria.executors.batched import Batched
 from esper.tolaria.executors.chain import cut_chain
-from esper.tolaria.executors.forward import GroupKey, Leaves, StackedForward
+from esper.tolaria.executors.forward import GroupKey, Leaves, Seen, StackedForward
 from esper.tolaria.executors.routes import Branch, Route, plan_route
 from esper.tolaria.executors.rows import RowOptimizer, Rows, clip, flatten, leaves, views
+from esper.tolaria.executors.stacked_merit import StackedMerit
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
 from esper.tolaria.tasks import Split, Task
 
@@ -60,6 +62,7 @@ class StackedExecutor:
         self._forward = StackedForward(self._chain, self._parts, num_hosts, self._blueprint, self._place_read)
         self.host_params = sum(part.size for part in self._parts)
         self._blueprints: dict[GroupKey, Batched] = {}
+        self._merit = StackedMerit(self.sites, self.catalogue, num_hosts, dtype, self._blueprint, self._place_read)
         self._streams = [Streams.from_seed(0) for _ in range(num_hosts)]
         self._batches = [self._batch_stream(streams) for streams in self._streams]
         self._steps = torch.zeros(num_hosts, dtype=torch.int64)
@@ -74,6 +77,7 @@ class StackedExecutor:
         for index, seed in zip(hosts, seeds, strict=True):
             streams = self._streams[index] = Streams.from_seed(seed)
             self._batches[index] = self._batch_stream(streams)
+            self._merit.start(index, streams.variant)
             with drawing_from(streams.init):
                 host = self._task.build_host().to(self._dtype)
             rows = self._now.hosts
@@ -190,6 +194,18 @@ class StackedExecutor:
         result[route.branch_kind, route.branch_owner, route.branch_slot] = gain
         return -result[Branch.LEAVES_OUT], result[Branch.HAS_WHOLE], result[Branch.TRIES]
 
+    @_VMAP_ATTENTION
+    def measure_merit(self, hosts: Tensor) -> Tensor:
+        """One pass of all hosts for the gradients at their slots, then each kind in each slot of all these hosts."""
+        samples = torch.stack([stream.latest for stream in self._batches])[:, :MERIT_SAMPLES]
+        seen = Seen(frozenset(self._merit.places))
+        route = self._route(leave_out=False, whole=False)
+        logits, _ = self._forward(route, self._leaves(), self._train_x[samples], seen=seen)
+        loss, _ = losses_and_accuracies(logits, self._train_y[samples])
+        gradients = torch.autograd.grad(loss.sum(), list(seen.slots.values()))
+        free = ~self._table.occupied & hosts[:, None]
+        return self._merit.measure(free, seen, dict(zip(seen.slots, gradients, strict=True)))
+
     def remember(self, hosts: Tensor) -> None:  # noqa: ARG002  # all others stand at their last good state anyway
         """Keep all rows; hosts that failed have been restored before, so theirs do not change."""
         self._good = self._now.clone()
@@ -238,6 +254,7 @@ class StackedExecutor:
             self._streams[index].load_state_dict(state["streams"][index])
             self._batches[index] = self._batch_stream(self._streams[index])
             self._batches[index].load_state_dict(state["batches"][index])
+            self._merit.start(index, self._streams[index].variant)
         self._planted, self._table = table.blueprint.clone(), table
 
     def _route(self, *, leave_out: bool, whole: bool, trials: Tensor | None = None) -> Route:

@@ -1,0 +1,199 @@
+"""Merit: how much a would-be seed has to learn, seen before it is planted.
+
+A seed that is born silent changes nothing, and only the parameters that make it silent get a gradient: `dL/dy` at its
+slot times what the rest of the seed makes of its input. So one backward pass of the host and a forward pass of each kind
+tell how large that gradient would be, for every free slot, without planting anything.
+"""
+
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.kasmina.blueprints import Blueprint, blueprints_of
+from esper.kasmina.graft import GraftedModel
+from esper.kasmina.growth import Site, floating_dtype
+from esper.kasmina.joining import Argument, fit_positions
+from esper.kasmina.sites import Source
+from esper.kasmina.table import NOT_MEASURED
+
+MERIT_SAMPLES = 8
+"""Samples of a minibatch that merit is measured on."""
+VARIANTS = 8
+"""How many random insides a would-be seed may have."""
+
+
+class _Record:
+    """What is kept of one pass: some samples of the tensors at slots and sources, and the gradients at slots."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, Tensor] = {}
+        self.sources: dict[Source, Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
+        self.repeated: set[int] = set()
+        """Slots whose submodule ran more than once."""
+
+
+class PassWatch:
+    """Watches ordinary training passes of a grafted model, whatever their loss, and keeps what merit needs of the last.
+
+    Inside `with` it has hooks on the model; outside there are none. Passes without gradients, shadow passes and passes
+    that nobody differentiates leave no trace. Only the first `samples` along the first axis are kept, as copies.
+    """
+
+    def __init__(self, model: GraftedModel, samples: int = MERIT_SAMPLES) -> None:
+        self._model, self._samples = model, samples
+        self._handles: list[RemovableHandle] = []
+        self._running: _Record | None = None
+        self._latest = _Record()
+
+    def __enter__(self) -> Self:
+        host, sites = self._model.host, self._model.sites
+        # In front of all other hooks on the way in and behind them on the way out: slots and taps have hooks too.
+        self._handles = [
+            host.register_forward_pre_hook(self._begin, prepend=True),
+            *(host.get_submodule(site.path).register_forward_hook(self._at(slot)) for slot, site in enumerate(sites)),
+            *(self._hook_source(source) for source in {source for site in sites for _, source in site.sources}),
+            host.register_forward_hook(self._end, always_call=True),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._running = [], None
+
+    def at_slot(self, slot: int) -> tuple[Tensor, Tensor] | None:
+        """The tensor at a slot and the loss's gradient there; None if the last pass has none, or several."""
+        record = self._latest
+        if slot in record.repeated or slot not in record.gradients:
+            return None
+        return record.slots[slot], record.gradients[slot]
+
+    def at_source(self, source: Source) -> Tensor | None:
+        """The tensor at a source; None if the last pass has left it out."""
+        return self._latest.sources.get(source)
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG002
+        shadowed = any(slot.alpha_override is not None for slot in self._model.growth.slot_list())
+        self._running = _Record() if torch.is_grad_enabled() and not shadowed else None
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
+        self._running = None
+
+    def _at(self, slot: int) -> Any:
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+            record = self._running
+            if record is None or not isinstance(output, Tensor) or output.is_nested or not output.requires_grad:
+                return
+            if slot in record.slots:
+                record.repeated.add(slot)
+            record.slots[slot] = self._copy(output)
+            output.register_hook(lambda gradient: self._receive(record, slot, gradient))
+
+        return keep
+
+    def _receive(self, record: _Record, slot: int, gradient: Tensor) -> None:
+        record.gradients[slot] = self._copy(gradient)
+        self._latest = record
+
+    def _hook_source(self, source: Source) -> RemovableHandle:
+        module = self._model.host.get_submodule(source.path)
+        argument = Argument.of(module, source.argument)
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
+            self._keep_source(source, argument.among(args, kwargs))
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+            self._keep_source(source, output)
+
+        if source.port == "input":
+            return module.register_forward_pre_hook(before, with_kwargs=True)
+        return module.register_forward_hook(after)
+
+    def _keep_source(self, source: Source, tensor: Any) -> None:
+        if self._running is not None and isinstance(tensor, Tensor) and not tensor.is_nested:
+            self._running.sources[source] = self._copy(tensor)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        # A copy, because a host may write into its tensors later in the pass.
+        return tensor.detach()[: self._samples].clone()
+
+
+class WouldBe(NamedTuple):
+    """A silent seed that is not planted, and those of its parameters that have a gradient."""
+
+    module: nn.Module
+    learns: list[bool]
+    """Of each parameter, in order: whether its zeros are what makes the seed silent. All others learn later."""
+
+    def first_to_learn(self) -> list[nn.Parameter]:
+        """The parameters with a gradient."""
+        return [parameter for parameter, first in zip(self.module.parameters(), self.learns, strict=True) if first]
+
+
+class WouldBeSeeds:
+    """Would-be seeds for the slots of one shape of model; `VARIANTS` of each, so that no luck is shared by all hosts.
+
+    A variant is the same in every process. They are kept once made, unless memory is dear.
+    """
+
+    def __init__(self, *, keep: bool = True) -> None:
+        self._keep = keep
+        self._made: dict[tuple[str, int, int], WouldBe] = {}
+
+    def find(self, site: Site, kind: Blueprint, variant: int) -> WouldBe:
+        """The would-be seed of this kind at this site."""
+        key = (site.slot_id, kind.id, variant)
+        if key in self._made:
+            return self._made[key]
+        made = _make(site, kind, variant)
+        if self._keep:
+            self._made[key] = made
+        return made
+
+
+def _make(site: Site, kind: Blueprint, variant: int) -> WouldBe:
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(variant)
+        module = kind.build(site.shape, silent=True)
+    zero = [not bool(parameter.any()) for parameter in module.parameters()]
+    # A kind that is silent without zeros is asked for the gradients of all.
+    return WouldBe(module, zero if any(zero) else [True] * len(zero))
+
+
+def normalised(norms: Tensor, arriving: Tensor) -> Tensor:
+    """Merit `[..., S, B]` from the norms of would-be gradients and those of what arrives at slots, `[..., S]`."""
+    return norms / arriving.square().nanmean(-1)[..., None, None].sqrt()
+
+
+@torch.enable_grad()
+def measure_merit(model: GraftedModel, seen: PassWatch, seeds: WouldBeSeeds, variant: int) -> Tensor:
+    """`[S, B]`: the merit of every kind in every free slot; NaN where a slot is occupied or a kind does not fit."""
+    device, fits = next(model.host.parameters()).device, model.catalogue.fits.tolist()
+    norms = torch.full(model.catalogue.fits.shape, NOT_MEASURED, dtype=floating_dtype(model.host), device=device)
+    arriving = norms[:, 0].clone()
+    for slot, (site, occupied) in enumerate(zip(model.sites, model.table.occupied[0].tolist(), strict=True)):
+        here = seen.at_slot(slot)
+        if here is None:
+            continue
+        h, gradient = here
+        arriving[slot] = torch.linalg.vector_norm(gradient)
+        for kind in [] if occupied else blueprints_of(site.shape.family):
+            source = site.source_of(kind)
+            given = h if source is None else seen.at_source(source)
+            if given is not None and fits[slot][kind.id - 1]:
+                norms[slot, kind.id - 1] = _gradient_norm(seeds.find(site, kind, variant), given.to(h), gradient)
+    return normalised(norms, arriving)
+
+
+def _gradient_norm(seed: WouldBe, given: Tensor, gradient: Tensor) -> Tensor:
+    """The norm of the gradient that `seed` would get if it were given this, and `gradient` arrived at its slot."""
+    delta = fit_positions(seed.module.to(given)(given), gradient)
+    found = torch.autograd.grad(delta, seed.first_to_learn(), gradient)
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([one.flatten() for one in found]))
+    return norm

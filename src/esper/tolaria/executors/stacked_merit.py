@@ -1,0 +1,78 @@
+"""Merit of N stacked hosts: the would-be seeds of one kind in one slot of all hosts at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from esper.kasmina import NOT_MEASURED, Catalogue, Site, find_blueprint
+from esper.kasmina.merit import VARIANTS, WouldBe, WouldBeSeeds, normalised
+from esper.tolaria.executors.batched import Batched
+from esper.tolaria.executors.forward import GroupKey, Seen, fit_rows
+from esper.tolaria.executors.rows import flatten, views
+
+
+class StackedMerit:
+    """Keeps the variants of would-be seeds as rows, and measures their merit in the hosts that they belong to."""
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        catalogue: Catalogue,
+        num_hosts: int,
+        dtype: torch.dtype,
+        blueprint: Callable[[GroupKey], Batched],
+        place_read: Callable[[GroupKey], int | None],
+    ) -> None:
+        self._sites, self._catalogue, self._num_hosts, self._dtype = sites, catalogue, num_hosts, dtype
+        self._blueprint, self._place_read = blueprint, place_read
+        self._seeds = WouldBeSeeds()
+        self._variants: dict[GroupKey, Tensor] = {}
+        """`[V, P]` each."""
+        self._variant = torch.zeros(num_hosts, dtype=torch.int64)
+        keys = [(slot, column + 1) for slot, column in catalogue.fits.nonzero().tolist()]
+        self._keys = keys
+        self.places = {place for key in keys if (place := place_read(key)) is not None}
+        """Where in the chain would-be seeds read, beside their slots."""
+
+    def start(self, host: int, variant: int) -> None:
+        """An episode begins, with these would-be seeds."""
+        self._variant[host] = variant
+
+    def measure(self, free: Tensor, seen: Seen, gradients: Mapping[int, Tensor]) -> Tensor:
+        """`[N, S, B]`: merit where `free [N, S]`; `gradients` are those of each host's loss at each slot."""
+        norms = torch.full((self._num_hosts, *self._catalogue.fits.shape), NOT_MEASURED, dtype=self._dtype)
+        for key in self._keys:
+            slot, blueprint = key
+            hosts = free[:, slot].nonzero().flatten()
+            if len(hosts):
+                place = self._place_read(key)
+                given = (seen.slots[slot] if place is None else seen.places[place]).detach()
+                norms[hosts, slot, blueprint - 1] = self._norms(key, hosts, given, gradients[slot])
+        arriving = [torch.linalg.vector_norm(gradients[slot].flatten(1), dim=1) for slot in range(len(self._sites))]
+        return normalised(norms, torch.stack(arriving, 1))
+
+    def _norms(self, key: GroupKey, hosts: Tensor, given: Tensor, gradient: Tensor) -> Tensor:
+        """`[R]`: the norms of the gradients that the silencing parameters of these hosts' would-be seeds get."""
+        rows = self._rows(key)[self._variant[hosts]]
+        if len(hosts) < self._num_hosts:
+            given, gradient = given[hosts], gradient[hosts]
+        tensors = views(rows, self._blueprint(key).shapes)
+        asked = [
+            tensor.requires_grad_() for tensor, asked in zip(tensors, self._find(key, 0).learns, strict=True) if asked
+        ]
+        delta = fit_rows(self._blueprint(key)(tensors, given), gradient)
+        found = torch.autograd.grad(delta, asked, gradient)
+        norms: Tensor = torch.linalg.vector_norm(torch.cat([one.flatten(1) for one in found], 1), dim=1)
+        return norms
+
+    def _rows(self, key: GroupKey) -> Tensor:
+        if key not in self._variants:
+            modules = [self._find(key, variant).module for variant in range(VARIANTS)]
+            self._variants[key] = torch.stack([flatten(module) for module in modules]).to(self._dtype)
+        return self._variants[key]
+
+    def _find(self, key: GroupKey, variant: int) -> WouldBe:
+        slot, blueprint = key
+        site = self._sites[slot]
+        return self._seeds.find(site, find_blueprint(site.shape.family, blueprint), variant)
