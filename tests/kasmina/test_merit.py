@@ -30,7 +30,9 @@ def gradient_when_planted(model: GraftedModel, slot: int, kind: int) -> Tensor:
     grown, site = copy.deepcopy(model), model.sites[slot]
     grown.germinate(site.path, kind, Blend.INSTANT)
     planted = grown.slots[slot].get_submodule("seed")
-    would_be = WouldBeSeeds().find(site, find_blueprint(site.shape.family, kind), 0)
+    would_be = WouldBeSeeds().find(
+        site, find_blueprint(site.shape.family, kind), 0, (torch.device("cpu"), torch.float32)
+    )
     planted.load_state_dict(would_be.module.state_dict())
     grown.zero_grad()
     x, y = make_batch()

@@ -1,8 +1,8 @@
 """Merit: how much a would-be seed has to learn, seen before it is planted.
 
 A seed that is born silent changes nothing, and only the parameters that make it silent get a gradient: `dL/dy` at its
-slot times what the rest of the seed makes of its input. So one backward pass of the host and a forward pass of each kind
-tell how large that gradient would be, for every free slot, without planting anything.
+slot times what the rest of the seed makes of its input. So one backward pass of the host and a forward pass of each
+kind tell how large that gradient would be, for every free slot, without planting anything.
 """
 
 from types import TracebackType
@@ -125,15 +125,13 @@ class PassWatch:
 
 
 class WouldBe(NamedTuple):
-    """A silent seed that is not planted, and those of its parameters that have a gradient."""
+    """A silent seed that is not planted."""
 
     module: nn.Module
     learns: list[bool]
     """Of each parameter, in order: whether its zeros are what makes the seed silent. All others learn later."""
-
-    def first_to_learn(self) -> list[nn.Parameter]:
-        """The parameters with a gradient."""
-        return [parameter for parameter, first in zip(self.module.parameters(), self.learns, strict=True) if first]
+    first_to_learn: list[nn.Parameter]
+    """The parameters of which that is true."""
 
 
 class WouldBeSeeds:
@@ -144,26 +142,28 @@ class WouldBeSeeds:
 
     def __init__(self, *, keep: bool = True) -> None:
         self._keep = keep
-        self._made: dict[tuple[str, int, int], WouldBe] = {}
+        self._made: dict[tuple[object, ...], WouldBe] = {}
 
-    def find(self, site: Site, kind: Blueprint, variant: int) -> WouldBe:
+    def find(self, site: Site, kind: Blueprint, variant: int, place: tuple[torch.device, torch.dtype]) -> WouldBe:
         """The would-be seed of this kind at this site."""
-        key = (site.slot_id, kind.id, variant)
+        key = (site.slot_id, kind.id, variant, *place)
         if key in self._made:
             return self._made[key]
-        made = _make(site, kind, variant)
+        made = _make(site, kind, variant, place)
         if self._keep:
             self._made[key] = made
         return made
 
 
-def _make(site: Site, kind: Blueprint, variant: int) -> WouldBe:
+def _make(site: Site, kind: Blueprint, variant: int, place: tuple[torch.device, torch.dtype]) -> WouldBe:
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(variant)
         module = kind.build(site.shape, silent=True)
-    zero = [not bool(parameter.any()) for parameter in module.parameters()]
-    # A kind that is silent without zeros is asked for the gradients of all.
-    return WouldBe(module, zero if any(zero) else [True] * len(zero))
+        zero = [not bool(parameter.any()) for parameter in module.parameters()]
+        # A kind that is silent without zeros is asked for the gradients of all.
+        learns = zero if any(zero) else [True] * len(zero)
+        module.to(*place)
+    return WouldBe(module, learns, [p for p, first in zip(module.parameters(), learns, strict=True) if first])
 
 
 def normalised(norms: Tensor, arriving: Tensor) -> Tensor:
@@ -187,13 +187,14 @@ def measure_merit(model: GraftedModel, seen: PassWatch, seeds: WouldBeSeeds, var
             source = site.source_of(kind)
             given = h if source is None else seen.at_source(source)
             if given is not None and fits[slot][kind.id - 1]:
-                norms[slot, kind.id - 1] = _gradient_norm(seeds.find(site, kind, variant), given.to(h), gradient)
+                seed = seeds.find(site, kind, variant, (h.device, h.dtype))
+                norms[slot, kind.id - 1] = _gradient_norm(seed, given.to(h), gradient)
     return normalised(norms, arriving)
 
 
 def _gradient_norm(seed: WouldBe, given: Tensor, gradient: Tensor) -> Tensor:
     """The norm of the gradient that `seed` would get if it were given this, and `gradient` arrived at its slot."""
-    delta = fit_positions(seed.module.to(given)(given), gradient)
-    found = torch.autograd.grad(delta, seed.first_to_learn(), gradient)
+    delta = fit_positions(seed.module(given), gradient)
+    found = torch.autograd.grad(delta, seed.first_to_learn, gradient)
     norm: Tensor = torch.linalg.vector_norm(torch.cat([one.flatten() for one in found]))
     return norm

@@ -77,7 +77,7 @@ def test_the_width_is_that_of_the_tensor(slots: int) -> None:
     config = SlotConfig.of_size(slots)
     obs = signals_to_features(make_situation(4, slots))
     assert obs.shape == (4, observation_width(config))
-    per_slot = (4 + num_blueprints()) + 10 + 3 + (2 + num_blueprints())
+    per_slot = (4 + num_blueprints()) + 10 + 4 + (4 + num_blueprints())
     assert observation_width(config) == observation_width(slots) == 23 + 7 + slots * per_slot
     assert obs.dtype == torch.float32
 
@@ -366,3 +366,27 @@ def test_rents_and_offers_are_shown_with_what_flops_cost() -> None:
     changed = {name for name in seen if seen[name] != before[name]}
     assert changed <= {name for name in seen if "rent" in name or "offer" in name or "net_contribution" in name}
     assert torch.equal(signals_to_features(replace(free, host_flops=1)), signals_to_features(free))
+
+
+def test_merit_shows_its_best_kind_and_the_best_slot() -> None:
+    merit = torch.full((2, 3, num_blueprints()), math.nan)
+    merit[0, 0, 1:3] = torch.tensor([0.5, 10.0])
+    merit[0, 2, 0] = 2.0
+    situation = make_situation(2, 3, merit=merit)
+    row, other = named(situation), named(situation, 1)
+    assert [row[f"r0c{slot}.economy.merit"] for slot in range(3)] == pytest.approx([1.0, 0.0, math.log10(2)])
+    assert [row[f"r0c{slot}.economy.merit_lead"] for slot in range(3)] == pytest.approx([1.0, 0.0, 0.2])
+    assert [row[f"r0c{slot}.availability.merit"] for slot in range(3)] == [1.0, 0.0, 1.0]
+    for name, value in other.items():
+        assert "merit" not in name or value == 0.0, name
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, 1e30, 1e-30])
+def test_any_merit_gives_finite_features_within_their_bounds(value: float) -> None:
+    merit = torch.full((1, 2, num_blueprints()), value)
+    merit[0, 1, 0] = 1.0
+    row = named(make_situation(1, 2, merit=merit))
+    assert all(math.isfinite(number) for number in row.values())
+    assert abs(row["r0c0.economy.merit"]) <= 2.0
+    assert 0.0 <= row["r0c0.economy.merit_lead"] <= 1.0
+    assert named(make_situation(1, 2)) == named(make_situation(1, 2, merit=torch.full_like(merit, math.nan)))

@@ -149,7 +149,16 @@ def _measured(situation: Situation) -> dict[str, Tensor]:
         "contribution": table.contribution.isfinite(),
         "improvement": table.improvement.isfinite(),
         "gradient": ~table.seed_grad_norm.isnan(),  # an infinite norm was measured, and shown as exploding
+        "merit": _best_merit(situation) > 0,
     }
+
+
+def _best_merit(situation: Situation) -> Tensor:
+    """`[N, S]`: the largest merit of any kind in each slot; 0 where none is known."""
+    if situation.merit is None:
+        return torch.zeros(situation.table.shape)
+    merit = situation.merit
+    return merit.where(merit.isfinite(), 0.0).amax(2)
 
 
 def _host_economy(situation: Situation) -> dict[str, Tensor]:
@@ -174,8 +183,11 @@ def _slot_economy(situation: Situation) -> dict[str, Tensor]:
     table, catalogue = situation.table, situation.catalogue
     owed = POINTS * situation.rent(table.params.float(), situation.planted_flops.float())
     params = torch.where(catalogue.fits, catalogue.params.float(), torch.nan)
+    best = _best_merit(situation)
     offers = POINTS * situation.rent(params[None], catalogue.flops[None].float())
     return {f"offer_{index}": offer for index, offer in enumerate(offers.unbind(-1), start=1)} | {
         "rent": owed,
         "net_contribution": POINTS * table.contribution - owed,
+        "merit": best.log10(),  # minus infinity where none is known: the default
+        "merit_lead": best / best.amax(1, keepdim=True),
     }

@@ -9,8 +9,8 @@ its bounds are known.
 | host | 23 | the host |
 | slot | 4 + B per slot | what is in the slot |
 | telemetry | 10 per slot | how the seed in it fares; all 0 without a seed |
-| availability | 3 per slot | 1 where a value of the slot was measured, 0 where its default stands in |
-| economy | 7, then 2 + B per slot | what things cost and what they bring |
+| availability | 4 per slot | 1 where a value of the slot was measured, 0 where its default stands in |
+| economy | 7, then 4 + B per slot | what things cost and what they bring |
 
 B is the number of blueprints: the size of the largest catalogue of any family.
 """
@@ -153,6 +153,7 @@ AVAILABILITY = Block(
         Column("contribution", "1 if the contribution was measured"),
         Column("improvement", "1 if the score since germination is known"),
         Column("gradient", "1 if the gradient norm was measured"),
+        Column("merit", "1 if the merit of anything that fits here was measured"),
     ),
     per_slot=True,
 )
@@ -184,6 +185,8 @@ def slot_economy_block(blueprints: int) -> Block:
         (
             Column("rent", "rent of the seed at alpha 1, points; 1 is ten", limit=50.0, divisor=10.0),
             Column("net_contribution", "contribution minus that rent, points; 1 is ten", 50.0, 10.0, signed=True),
+            Column("merit", "largest merit of any kind here, powers of ten", limit=2.0, divisor=1.0, signed=True),
+            Column("merit_lead", "that merit relative to the largest of any slot: 1 in the slot that has it"),
             *(
                 Column(
                     f"offer_{index}",

@@ -69,10 +69,11 @@ class StackedMerit:
     def _rows(self, key: GroupKey) -> Tensor:
         if key not in self._variants:
             modules = [self._find(key, variant).module for variant in range(VARIANTS)]
-            self._variants[key] = torch.stack([flatten(module) for module in modules]).to(self._dtype)
+            self._variants[key] = torch.stack([flatten(module) for module in modules])
         return self._variants[key]
 
     def _find(self, key: GroupKey, variant: int) -> WouldBe:
         slot, blueprint = key
         site = self._sites[slot]
-        return self._seeds.find(site, find_blueprint(site.shape.family, blueprint), variant)
+        kind = find_blueprint(site.shape.family, blueprint)
+        return self._seeds.find(site, kind, variant, (torch.device("cpu"), self._dtype))
