@@ -17,8 +17,8 @@ from esper.tolaria import OptimizerSettings, find_task
 
 FIRST_SEED = 100
 Name = Literal["adamw", "sgd"]
-Schedule = Literal["constant", "cosine"]
-SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
+Schedule = Literal["constant", "cosine", "wsd"]
+SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine", "wsd")
 RATES: dict[Name, tuple[float, ...]] = {"adamw": (0.02, 0.04, 0.06, 0.08, 0.12), "sgd": (0.1, 0.2, 0.4)}
 DECAYS: dict[Name, float] = {"adamw": 0.01, "sgd": 0.0}
 

@@ -21,8 +21,8 @@ from esper.leyline import (
     Stage,
 )
 from esper.nissa import Hub, MemorySink
-from esper.tamiyo import Heuristic, Never, Planting, Random, Schedule, run_episode
-from esper.tolaria import Episode, EpisodeSettings, Task, find_task, measure
+from esper.tamiyo import Heuristic, Never, Planting, Random, Schedule, run_episode, wait
+from esper.tolaria import Episode, EpisodeSettings, OptimizerSettings, Population, Task, find_task, measure
 from esper.tolaria.executors.base import learning_rate
 from esper.tolaria.streams import BatchStream
 from tests.worlds import tiny_task
@@ -239,9 +239,12 @@ def test_events_tell_the_story_of_a_seed() -> None:
     assert kinds.count(EventType.EPOCH_COMPLETED) == tiny_task().episode_length
 
 
-@pytest.mark.parametrize("settings", [{"length": 0}, {"price": -1.0}, {"price": math.nan}, {"budget": -5}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"length": 0}, {"price": -1.0}, {"price": math.nan}, {"budget": -5}, {"batches_per_epoch": 0}, {"host_lr": 0.0}],
+)
 def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=next(iter(settings))):
         EpisodeSettings(**settings)
 
 
@@ -263,13 +266,34 @@ def test_minibatches_are_whole_passes_in_an_order_of_their_own() -> None:
     assert torch.equal(first, torch.cat([next(again), next(again)]))
 
 
-def test_the_cosine_schedule_warms_up_and_falls_to_nothing() -> None:
-    settings = find_task("mnist1d").optimizer
-    rates = [learning_rate(settings, step, 25, 625) for step in range(625)]
-    assert max(rates) == pytest.approx(settings.lr, rel=0.05)
-    assert rates[0] < 0.05 * settings.lr
-    assert rates[-1] < 1e-4 * settings.lr
-    assert learning_rate(replace(settings, schedule="constant"), 300, 25, 625) == settings.lr
+@pytest.mark.parametrize(("schedule", "at_half"), [("constant", 1.0), ("cosine", 0.5), ("wsd", 1.0)])
+def test_schedules_warm_up_and_fall_to_nothing_unless_they_are_constant(schedule: Any, at_half: float) -> None:
+    settings = OptimizerSettings(lr=0.1, schedule=schedule)
+    rates = [learning_rate(settings, step, 25, 1000) / settings.lr for step in range(1000)]
+    assert rates[500] == pytest.approx(at_half)
+    if schedule == "constant":
+        assert set(rates) == {1.0}
+        return
+    assert rates[0] == pytest.approx(1 / 50)
+    assert rates[49] == pytest.approx(1.0, abs=0.01)
+    assert 0 < rates[-1] < 0.01
+    if schedule == "wsd":
+        assert set(rates[50:700]) == {1.0}
+        assert rates[850] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+def test_a_step_has_as_many_minibatches_and_the_rate_that_were_asked_for(executor: str) -> None:
+    def weights(**settings: Any) -> Tensor:
+        population = Population(tiny_task(), 1, EpisodeSettings(**settings), executor=executor)
+        population.start([0])
+        population.step(wait(1))
+        return torch.cat([p.detach().flatten() for p in population.executor.network(0).parameters()])
+
+    task = tiny_task()
+    assert torch.equal(weights(batches_per_epoch=task.batches_per_epoch, host_lr=task.optimizer.lr), weights())
+    assert not torch.equal(weights(batches_per_epoch=task.batches_per_epoch + 1), weights())
+    assert not torch.equal(weights(host_lr=task.optimizer.lr / 2), weights())
 
 
 def test_the_heuristic_runs_on_a_real_task() -> None:

@@ -33,6 +33,12 @@ class Evaluate:
     """What adding as many parameters as the host has costs."""
     flop_price: float = 0.0
     """What adding as many FLOPs as the host needs for a sample costs, beside that."""
+    epochs: int | None = None
+    """Epochs that hosts train for; the task's own number if not given."""
+    batches_per_epoch: int | None = None
+    """Minibatches in an epoch; the task's own number if not given."""
+    host_lr: float | None = None
+    """Learning rate of hosts; the task's own if not given."""
     seed_lr_scale: float | None = None
     """Learning rate of seeds relative to their host's; the task's own number if not given."""
     budget_params: int | None = None
@@ -95,6 +101,9 @@ class Evaluate:
         from esper.tolaria import EpisodeSettings
 
         return EpisodeSettings(
+            length=self.epochs,
+            batches_per_epoch=self.batches_per_epoch,
+            host_lr=self.host_lr,
             price=self.price,
             budget=check_budget(self.budget_params),
             flop_price=self.flop_price,

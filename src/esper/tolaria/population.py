@@ -357,13 +357,15 @@ def _host_flops(task: Task) -> int:
 
 
 def _adjusted(task: Task, settings: EpisodeSettings) -> Task:
-    """`task` with the size of minibatches and the rate of seeds that `settings` ask for."""
-    if settings.seed_lr_scale is not None:
-        task = replace(task, optimizer=replace(task.optimizer, seed_lr_scale=settings.seed_lr_scale))
-    batch_size = settings.batch_size
-    if batch_size is None:
-        return task
-    samples = len(task.splits().train)
-    if batch_size > samples:
-        raise InputError(f"batch_size must be at most the {samples} training samples of {task.name}; got {batch_size}")
-    return replace(task, batch_size=batch_size)
+    """`task` with the minibatches and the learning rates that `settings` ask for."""
+    if settings.batch_size is not None and settings.batch_size > (samples := len(task.splits().train)):
+        raise InputError(
+            f"batch_size must be at most the {samples} training samples of {task.name}; got {settings.batch_size}"
+        )
+    rates = {"lr": settings.host_lr, "seed_lr_scale": settings.seed_lr_scale}
+    sizes = {"batch_size": settings.batch_size, "batches_per_epoch": settings.batches_per_epoch}
+    return replace(task, optimizer=replace(task.optimizer, **_given(rates)), **_given(sizes))
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

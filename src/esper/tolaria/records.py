@@ -28,8 +28,12 @@ class EpisodeSettings:
     """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
     budget: int = UNLIMITED
     """The most parameters that all seeds together may add."""
+    batches_per_epoch: int | None = None
+    """Minibatches in a step."""
     batch_size: int | None = None
     """Samples per minibatch of a host's training."""
+    host_lr: float | None = None
+    """Learning rate of the host."""
     germinate_when_stable: bool = False
     """Whether nothing may germinate in a host before it counts as stable (`TrackerSettings`)."""
     what_if: bool = False
@@ -47,8 +51,9 @@ class EpisodeSettings:
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
             raise InputError(f"episode length must be 1 or more; got {self.length}")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch_size must be 1 or more; got {self.batch_size}")
+        for name in ("batches_per_epoch", "batch_size"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise InputError(f"{name} must be 1 or more; got {count}")
         if isinstance(self.price, tuple):
             low, high = self.price
             if not 0 < low <= high < math.inf:
@@ -56,8 +61,9 @@ class EpisodeSettings:
         elif not 0 <= self.price < math.inf:
             raise InputError(f"price must be a number of 0 or more; got {self.price}")
         check_flop_price(self.flop_price)
-        if self.seed_lr_scale is not None and not 0 < self.seed_lr_scale < math.inf:
-            raise InputError(f"seed_lr_scale must be a finite number above 0; got {self.seed_lr_scale}")
+        for name in ("host_lr", "seed_lr_scale"):
+            if (rate := getattr(self, name)) is not None and not 0 < rate < math.inf:
+                raise InputError(f"{name} must be a finite number above 0; got {rate}")
         if self.budget < 0:
             raise InputError(f"budget must be 0 or more parameters; got {self.budget}")
 

@@ -90,7 +90,7 @@ def test_absent_data_is_one_line_that_says_what_supplies_it(name: str, data: Pat
     assert "\n" not in said
     assert f"esper data get {name}" in said
     assert str(data) in said
-    assert "tasks that need no download: digits, mnist1d, mnist1d-shuffled, synthetic-images, text" in said
+    assert "tasks that need no download: digits, mnist1d, mnist1d-mlp, mnist1d-shuffled" in said
     assert find_task(name).data() == f"missing: esper data get {name}"
     assert list(data.iterdir()) == []
 

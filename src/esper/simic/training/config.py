@@ -113,8 +113,12 @@ class TrainingConfig:
     """Rounds after which the seeds of episodes come round again if there are twins, which are then known already."""
     budget: int = UNLIMITED
     """The most parameters that all seeds of a host together may add."""
+    batches_per_epoch: int | None = None
+    """Minibatches in a step (host epoch); each task's own number if not given."""
     batch_size: int | None = None
     """Samples per minibatch of a host's training; each task's own number if not given."""
+    host_lr: float | None = None
+    """Learning rate of hosts; each task's own if not given. Other lengths of training want other rates."""
     seed_lr_scale: float | None = None
     """Learning rate of seeds relative to their host's; each task's own number if not given."""
     curriculum: tuple[Phase, ...] = ()
@@ -294,7 +298,9 @@ class TrainingConfig:
             self.episode_length,
             self.price,
             self.budget,
+            self.batches_per_epoch,
             self.batch_size,
+            self.host_lr,
             self.germinate_when_stable,
             flop_price=self.flop_price,
             seed_lr_scale=self.seed_lr_scale,

@@ -12,6 +12,7 @@ from esper.kasmina import Catalogue, GraftedModel, Site, SlotTable
 from esper.tolaria.tasks import OptimizerSettings, Split, Task
 
 _WARM_UP_EPOCHS = 2
+_DECAY_SHARE = 0.3
 CLIP_EPS = 1e-6
 """What torch adds to a norm before it divides by it."""
 
@@ -98,6 +99,8 @@ def learning_rate(settings: OptimizerSettings, step: int, steps_per_epoch: int, 
     if settings.schedule == "constant":
         return settings.lr
     warm_up = min(1.0, (step + 1) / (_WARM_UP_EPOCHS * steps_per_epoch))
+    if settings.schedule == "wsd":
+        return settings.lr * min(warm_up, (total_steps - step) / (_DECAY_SHARE * total_steps))
     return settings.lr * warm_up * 0.5 * (1 + math.cos(math.pi * step / total_steps))
 
 

@@ -13,7 +13,7 @@ _SPLIT_SEED = 0
     "8 by 8 handwritten digits; a smoke test",
     host="mlp",
     classes=10,
-    optimizer=OptimizerSettings("adamw", lr=1e-2),
+    optimizer=OptimizerSettings("adamw", lr=4e-2, schedule="wsd"),
     host_settings={"inputs": 64, "widths": (16, 16, 16)},
     batches_per_epoch=17,
 )

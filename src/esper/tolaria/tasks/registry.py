@@ -36,6 +36,9 @@ class Splits:
 Loader = Callable[[], Splits]
 Quality = Literal["accuracy", "loss"]
 """What the score in [0, 1] is: the share of right answers, or, for text, 1 - loss / ln(classes)."""
+RateSchedule = Literal["constant", "cosine", "wsd"]
+HostSettings = Mapping[str, int | tuple[int, ...]]
+"""Arguments of a host of the zoo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,9 @@ class OptimizerSettings:
     weight_decay: float = 0.01
     momentum: float = 0.9
     """Used by SGD only."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Cosine: warms up over the first two epochs and falls to 0 at the end of the episode."""
+    schedule: RateSchedule = "constant"
+    """Cosine and wsd warm up over the first two epochs and end at 0: the one falls all the time, the other (warm-up,
+    stable, decay) keeps the rate and falls linearly over the last 30 % of the episode."""
     seed_lr_scale: float = 1.0
     """Learning rate of seeds relative to the host's: deeper parts often want less."""
     clip_norm: float = 1.0
@@ -69,7 +73,7 @@ class Task:
     load: Loader
     host: str
     classes: int
-    host_settings: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    host_settings: HostSettings = field(default_factory=dict)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     batch_size: int = 64
     batches_per_epoch: int = 25
@@ -129,7 +133,7 @@ def task(
     host: str,
     classes: int,
     optimizer: OptimizerSettings,
-    host_settings: Mapping[str, int | tuple[int, ...]] | None = None,
+    host_settings: HostSettings | None = None,
     batch_size: int = 64,
     batches_per_epoch: int = 25,
     episode_length: int = DEFAULT_EPISODE_LENGTH,
