@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from esper.kasmina import GraftedModel, SlotTable, find_blueprint, graft
-from esper.kasmina.merit import PassWatch, WouldBeSeeds, measure_merit, normalised
+from esper.kasmina.merit import PassWatch, WouldBeSeeds, measure_merit, relative
 from esper.leyline import Blend, Stage
 from tests.kasmina.builders import grow_until, make_batch, make_grafted
 
@@ -26,7 +26,7 @@ def look(model: GraftedModel, scale: float = 1.0) -> Tensor:
 
 
 def gradient_when_planted(model: GraftedModel, slot: int, kind: int) -> Tensor:
-    """The norm of the gradient that the very same seed gets once it is planted in a copy of the model."""
+    """The absolute gradient, summed up, that the very same seed gets once it is planted in a copy of the model."""
     grown, site = copy.deepcopy(model), model.sites[slot]
     grown.germinate(site.path, kind, Blend.INSTANT)
     planted = grown.slots[slot].get_submodule("seed")
@@ -38,21 +38,20 @@ def gradient_when_planted(model: GraftedModel, slot: int, kind: int) -> Tensor:
     x, y = make_batch()
     cross_entropy(grown(x), y).backward()
     gradients = [parameter.grad.flatten() for parameter in planted.parameters() if parameter.grad is not None]
-    norm: Tensor = torch.linalg.vector_norm(torch.cat(gradients))
-    return norm
+    return torch.cat(gradients).abs().sum()
 
 
 def test_merit_is_the_gradient_of_the_seed_that_is_not_planted() -> None:
     model = make_grafted()
     grow_until(model, "1", Stage.DORMANT)
     seen = watched(model)
-    norms = torch.full(model.catalogue.fits.shape, torch.nan)
+    sums = torch.full(model.catalogue.fits.shape, torch.nan)
     for slot, kind in model.catalogue.fits.nonzero().tolist():
-        norms[slot, kind] = gradient_when_planted(model, slot, kind + 1)
+        sums[slot, kind] = gradient_when_planted(model, slot, kind + 1)
     here = [seen.at_slot(slot) for slot in range(len(model.sites))]
     arriving = torch.stack([there[1].norm() for there in here if there is not None])
     merit = measure_merit(model, seen, WouldBeSeeds(), 0)
-    torch.testing.assert_close(merit, normalised(norms, arriving), equal_nan=True)
+    torch.testing.assert_close(merit, relative(sums, arriving), equal_nan=True)
     assert (merit[model.catalogue.fits] > 0).all()
 
 

@@ -3,6 +3,10 @@
 A seed that is born silent changes nothing, and only the parameters that make it silent get a gradient: `dL/dy` at its
 slot times what the rest of the seed makes of its input. So one backward pass of the host and a forward pass of each
 kind tell how large that gradient would be, for every free slot, without planting anything.
+
+Merit is the sum of its absolute values, which is how fast the loss begins to fall if every weight takes a step of the
+same size, as with Adam. It is relative to `dL/dy` over all slots, so the scale of the loss does not matter.
+docs/growth.md compares it with other norms.
 """
 
 from types import TracebackType
@@ -166,17 +170,20 @@ def _make(site: Site, kind: Blueprint, variant: int, place: tuple[torch.device, 
     return WouldBe(module, learns, [p for p, first in zip(module.parameters(), learns, strict=True) if first])
 
 
-def normalised(norms: Tensor, arriving: Tensor) -> Tensor:
-    """Merit `[..., S, B]` from the norms of would-be gradients and those of what arrives at slots, `[..., S]`."""
-    return norms / arriving.square().nanmean(-1)[..., None, None].sqrt()
+def relative(sums: Tensor, arriving: Tensor) -> Tensor:
+    """Merit `[..., S, B]` from the sums of would-be gradients and from the norms of `dL/dy` at slots, `[..., S]`.
+
+    That is one scale for all slots of a network, their root mean square: where more arrives there is more to learn.
+    """
+    return sums / arriving.square().nanmean(-1)[..., None, None].sqrt()
 
 
 @torch.enable_grad()
 def measure_merit(model: GraftedModel, seen: PassWatch, seeds: WouldBeSeeds, variant: int) -> Tensor:
     """`[S, B]`: the merit of every kind in every free slot; NaN where a slot is occupied or a kind does not fit."""
     device, fits = next(model.host.parameters()).device, model.catalogue.fits.tolist()
-    norms = torch.full(model.catalogue.fits.shape, NOT_MEASURED, dtype=floating_dtype(model.host), device=device)
-    arriving = norms[:, 0].clone()
+    sums = torch.full(model.catalogue.fits.shape, NOT_MEASURED, dtype=floating_dtype(model.host), device=device)
+    arriving = sums[:, 0].clone()
     for slot, (site, occupied) in enumerate(zip(model.sites, model.table.occupied[0].tolist(), strict=True)):
         here = seen.at_slot(slot)
         if here is None:
@@ -188,13 +195,12 @@ def measure_merit(model: GraftedModel, seen: PassWatch, seeds: WouldBeSeeds, var
             given = h if source is None else seen.at_source(source)
             if given is not None and fits[slot][kind.id - 1]:
                 seed = seeds.find(site, kind, variant, (h.device, h.dtype))
-                norms[slot, kind.id - 1] = _gradient_norm(seed, given.to(h), gradient)
-    return normalised(norms, arriving)
+                sums[slot, kind.id - 1] = _gradient_sum(seed, given.to(h), gradient)
+    return relative(sums, arriving)
 
 
-def _gradient_norm(seed: WouldBe, given: Tensor, gradient: Tensor) -> Tensor:
-    """The norm of the gradient that `seed` would get if it were given this, and `gradient` arrived at its slot."""
+def _gradient_sum(seed: WouldBe, given: Tensor, gradient: Tensor) -> Tensor:
+    """The sum of the absolute gradient of `seed` if it were given this, and `gradient` arrived at its slot."""
     delta = fit_positions(seed.module(given), gradient)
     found = torch.autograd.grad(delta, seed.first_to_learn, gradient)
-    norm: Tensor = torch.linalg.vector_norm(torch.cat([one.flatten() for one in found]))
-    return norm
+    return torch.cat([one.flatten() for one in found]).abs().sum()

@@ -374,7 +374,7 @@ def test_merit_shows_its_best_kind_and_the_best_slot() -> None:
     merit[0, 2, 0] = 2.0
     situation = make_situation(2, 3, merit=merit)
     row, other = named(situation), named(situation, 1)
-    assert [row[f"r0c{slot}.economy.merit"] for slot in range(3)] == pytest.approx([1.0, 0.0, math.log10(2)])
+    assert [row[f"r0c{slot}.economy.merit"] for slot in range(3)] == pytest.approx([0.5, 0.0, math.log10(2) / 2])
     assert [row[f"r0c{slot}.economy.merit_lead"] for slot in range(3)] == pytest.approx([1.0, 0.0, 0.2])
     assert [row[f"r0c{slot}.availability.merit"] for slot in range(3)] == [1.0, 0.0, 1.0]
     for name, value in other.items():

@@ -185,7 +185,7 @@ def slot_economy_block(blueprints: int) -> Block:
         (
             Column("rent", "rent of the seed at alpha 1, points; 1 is ten", limit=50.0, divisor=10.0),
             Column("net_contribution", "contribution minus that rent, points; 1 is ten", 50.0, 10.0, signed=True),
-            Column("merit", "largest merit of any kind here, powers of ten", limit=2.0, divisor=1.0, signed=True),
+            Column("merit", "largest merit of any kind here, in powers of ten; 1 is a hundred", 4.0, 2.0, signed=True),
             Column("merit_lead", "that merit relative to the largest of any slot: 1 in the slot that has it"),
             *(
                 Column(

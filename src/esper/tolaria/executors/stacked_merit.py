@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import NOT_MEASURED, Catalogue, Site, find_blueprint
-from esper.kasmina.merit import VARIANTS, WouldBe, WouldBeSeeds, normalised
+from esper.kasmina.merit import VARIANTS, WouldBe, WouldBeSeeds, relative
 from esper.tolaria.executors.batched import Batched
 from esper.tolaria.executors.forward import GroupKey, Seen, fit_rows
 from esper.tolaria.executors.rows import flatten, views
@@ -41,30 +41,28 @@ class StackedMerit:
 
     def measure(self, free: Tensor, seen: Seen, gradients: Mapping[int, Tensor]) -> Tensor:
         """`[N, S, B]`: merit where `free [N, S]`; `gradients` are those of each host's loss at each slot."""
-        norms = torch.full((self._num_hosts, *self._catalogue.fits.shape), NOT_MEASURED, dtype=self._dtype)
+        sums = torch.full((self._num_hosts, *self._catalogue.fits.shape), NOT_MEASURED, dtype=self._dtype)
         for key in self._keys:
             slot, blueprint = key
             hosts = free[:, slot].nonzero().flatten()
             if len(hosts):
                 place = self._place_read(key)
                 given = (seen.slots[slot] if place is None else seen.places[place]).detach()
-                norms[hosts, slot, blueprint - 1] = self._norms(key, hosts, given, gradients[slot])
+                sums[hosts, slot, blueprint - 1] = self._sums(key, hosts, given, gradients[slot])
         arriving = [torch.linalg.vector_norm(gradients[slot].flatten(1), dim=1) for slot in range(len(self._sites))]
-        return normalised(norms, torch.stack(arriving, 1))
+        return relative(sums, torch.stack(arriving, 1))
 
-    def _norms(self, key: GroupKey, hosts: Tensor, given: Tensor, gradient: Tensor) -> Tensor:
-        """`[R]`: the norms of the gradients that the silencing parameters of these hosts' would-be seeds get."""
+    def _sums(self, key: GroupKey, hosts: Tensor, given: Tensor, gradient: Tensor) -> Tensor:
+        """`[R]`: the sums of the absolute gradients of these hosts' would-be seeds."""
         rows = self._rows(key)[self._variant[hosts]]
         if len(hosts) < self._num_hosts:
             given, gradient = given[hosts], gradient[hosts]
         tensors = views(rows, self._blueprint(key).shapes)
-        asked = [
-            tensor.requires_grad_() for tensor, asked in zip(tensors, self._find(key, 0).learns, strict=True) if asked
-        ]
+        first = zip(tensors, self._find(key, 0).learns, strict=True)
+        asked = [tensor.requires_grad_() for tensor, learns in first if learns]
         delta = fit_rows(self._blueprint(key)(tensors, given), gradient)
         found = torch.autograd.grad(delta, asked, gradient)
-        norms: Tensor = torch.linalg.vector_norm(torch.cat([one.flatten(1) for one in found], 1), dim=1)
-        return norms
+        return torch.cat([one.flatten(1) for one in found], 1).abs().sum(1)
 
     def _rows(self, key: GroupKey) -> Tensor:
         if key not in self._variants:
