@@ -6,9 +6,10 @@ kind tell how large that gradient would be, for every free slot, without plantin
 
 Merit is the sum of its absolute values, which is how fast the loss begins to fall if every weight takes a step of the
 same size, as with Adam. It is relative to `dL/dy` over all slots, so the scale of the loss does not matter.
-docs/growth.md compares it with other norms.
+docs/growth.md compares it with other norms, and shows that it ranks kinds that connect, but not kinds that refine.
 """
 
+from collections import Counter
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -30,14 +31,13 @@ VARIANTS = 8
 
 
 class _Record:
-    """What is kept of one pass: some samples of the tensors at slots and sources, and the gradients at slots."""
+    """What is kept of one pass: some samples of the tensors at sources, and of the gradients at slots."""
 
     def __init__(self) -> None:
-        self.slots: dict[int, Tensor] = {}
         self.sources: dict[Source, Tensor] = {}
         self.gradients: dict[int, Tensor] = {}
-        self.repeated: set[int] = set()
-        """Slots whose submodule ran more than once."""
+        self.runs: Counter[int] = Counter()
+        """How often the submodule of each slot ran."""
 
 
 class PassWatch:
@@ -71,14 +71,11 @@ class PassWatch:
             handle.remove()
         self._handles, self._running = [], None
 
-    def at_slot(self, slot: int) -> tuple[Tensor, Tensor] | None:
-        """The tensor at a slot and the loss's gradient there; None if the last pass has none, or several."""
-        record = self._latest
-        if slot in record.repeated or slot not in record.gradients:
-            return None
-        return record.slots[slot], record.gradients[slot]
+    def gradient_at(self, slot: int) -> Tensor | None:
+        """`dL/dy` at a slot; None if the last pass has none, or several."""
+        return self._latest.gradients.get(slot) if self._latest.runs[slot] == 1 else None
 
-    def at_source(self, source: Source) -> Tensor | None:
+    def tensor_at(self, source: Source) -> Tensor | None:
         """The tensor at a source; None if the last pass has left it out."""
         return self._latest.sources.get(source)
 
@@ -94,9 +91,7 @@ class PassWatch:
             record = self._running
             if record is None or not isinstance(output, Tensor) or output.is_nested or not output.requires_grad:
                 return
-            if slot in record.slots:
-                record.repeated.add(slot)
-            record.slots[slot] = self._copy(output)
+            record.runs[slot] += 1
             output.register_hook(lambda gradient: self._receive(record, slot, gradient))
 
         return keep
@@ -170,6 +165,12 @@ def _make(site: Site, kind: Blueprint, variant: int, place: tuple[torch.device, 
     return WouldBe(module, learns, [p for p, first in zip(module.parameters(), learns, strict=True) if first])
 
 
+def kinds_with_merit(site: Site, fits: Tensor) -> list[tuple[Blueprint, Source]]:
+    """The kinds that connect and fit at a site (`fits [B]`), with what they read: of others merit tells nothing."""
+    kinds = [kind for kind in blueprints_of(site.shape.family) if fits[kind.id - 1]]
+    return [(kind, source) for kind in kinds if (source := site.source_of(kind)) is not None]
+
+
 def relative(sums: Tensor, arriving: Tensor) -> Tensor:
     """Merit `[..., S, B]` from the sums of would-be gradients and from the norms of `dL/dy` at slots, `[..., S]`.
 
@@ -180,22 +181,25 @@ def relative(sums: Tensor, arriving: Tensor) -> Tensor:
 
 @torch.enable_grad()
 def measure_merit(model: GraftedModel, seen: PassWatch, seeds: WouldBeSeeds, variant: int) -> Tensor:
-    """`[S, B]`: the merit of every kind in every free slot; NaN where a slot is occupied or a kind does not fit."""
-    device, fits = next(model.host.parameters()).device, model.catalogue.fits.tolist()
-    sums = torch.full(model.catalogue.fits.shape, NOT_MEASURED, dtype=floating_dtype(model.host), device=device)
+    """`[S, B]`: the merit of every kind that connects in every free slot; NaN where there is none."""
+    fits, place = (
+        model.catalogue.fits,
+        (next(model.host.parameters()).device, floating_dtype(model.host) or torch.float32),
+    )
+    sums = torch.full(fits.shape, NOT_MEASURED, device=place[0], dtype=place[1])
     arriving = sums[:, 0].clone()
-    for slot, (site, occupied) in enumerate(zip(model.sites, model.table.occupied[0].tolist(), strict=True)):
-        here = seen.at_slot(slot)
-        if here is None:
+    for slot, site in enumerate(model.sites):
+        gradient = seen.gradient_at(slot)
+        if gradient is None:
             continue
-        h, gradient = here
-        arriving[slot] = torch.linalg.vector_norm(gradient)
-        for kind in [] if occupied else blueprints_of(site.shape.family):
-            source = site.source_of(kind)
-            given = h if source is None else seen.at_source(source)
-            if given is not None and fits[slot][kind.id - 1]:
-                seed = seeds.find(site, kind, variant, (h.device, h.dtype))
-                sums[slot, kind.id - 1] = _gradient_sum(seed, given.to(h), gradient)
+        arriving[slot] = torch.linalg.vector_norm(gradient.to(*place))
+        if model.table.occupied[0, slot]:
+            continue
+        for kind, source in kinds_with_merit(site, fits[slot]):
+            given = seen.tensor_at(source)
+            if given is not None:
+                seed = seeds.find(site, kind, variant, place)
+                sums[slot, kind.id - 1] = _gradient_sum(seed, given.to(*place), gradient.to(*place))
     return relative(sums, arriving)
 
 

@@ -14,7 +14,7 @@ from esper.kasmina.seed_state import remove_slots
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, losses_and_accuracies, score_of
 from esper.tolaria.executors.batched import Batched
 from esper.tolaria.executors.chain import cut_chain
-from esper.tolaria.executors.forward import GroupKey, Leaves, Seen, StackedForward
+from esper.tolaria.executors.forward import GroupKey, Leaves, StackedForward
 from esper.tolaria.executors.routes import Branch, Route, plan_route
 from esper.tolaria.executors.rows import RowOptimizer, Rows, clip, flatten, leaves, views
 from esper.tolaria.executors.stacked_merit import StackedMerit
@@ -62,7 +62,7 @@ class StackedExecutor:
         self._forward = StackedForward(self._chain, self._parts, num_hosts, self._blueprint, self._place_read)
         self.host_params = sum(part.size for part in self._parts)
         self._blueprints: dict[GroupKey, Batched] = {}
-        self._merit = StackedMerit(self.sites, self.catalogue, num_hosts, dtype, self._blueprint, self._place_read)
+        self._merit = StackedMerit(self.sites, self.catalogue, num_hosts, dtype, self._blueprint, self._chain.sources)
         self._streams = [Streams.from_seed(0) for _ in range(num_hosts)]
         self._batches = [self._batch_stream(streams) for streams in self._streams]
         self._steps = torch.zeros(num_hosts, dtype=torch.int64)
@@ -198,7 +198,7 @@ class StackedExecutor:
     def measure_merit(self, hosts: Tensor) -> Tensor:
         """One pass of all hosts for the gradients at their slots, then each kind in each slot of all these hosts."""
         samples = torch.stack([stream.latest for stream in self._batches])[:, :MERIT_SAMPLES]
-        seen = Seen(frozenset(self._merit.places))
+        seen = self._merit.watch()
         route = self._route(leave_out=False, whole=False)
         logits, _ = self._forward(route, self._leaves(), self._train_x[samples], seen=seen)
         loss, _ = losses_and_accuracies(logits, self._train_y[samples])

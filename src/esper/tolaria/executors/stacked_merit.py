@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from esper.kasmina import NOT_MEASURED, Catalogue, Site, find_blueprint
-from esper.kasmina.merit import VARIANTS, WouldBe, WouldBeSeeds, relative
+from esper.kasmina import NOT_MEASURED, Blueprint, Catalogue, Site, Source
+from esper.kasmina.merit import VARIANTS, WouldBe, WouldBeSeeds, kinds_with_merit, relative
 from esper.tolaria.executors.batched import Batched
 from esper.tolaria.executors.forward import GroupKey, Seen, fit_rows
 from esper.tolaria.executors.rows import flatten, views
@@ -22,18 +22,24 @@ class StackedMerit:
         num_hosts: int,
         dtype: torch.dtype,
         blueprint: Callable[[GroupKey], Batched],
-        place_read: Callable[[GroupKey], int | None],
+        sources: Mapping[Source, int],
     ) -> None:
         self._sites, self._catalogue, self._num_hosts, self._dtype = sites, catalogue, num_hosts, dtype
-        self._blueprint, self._place_read = blueprint, place_read
+        self._blueprint = blueprint
         self._seeds = WouldBeSeeds()
         self._variants: dict[GroupKey, Tensor] = {}
         """`[V, P]` each."""
         self._variant = torch.zeros(num_hosts, dtype=torch.int64)
-        keys = [(slot, column + 1) for slot, column in catalogue.fits.nonzero().tolist()]
-        self._keys = keys
-        self.places = {place for key in keys if (place := place_read(key)) is not None}
-        """Where in the chain would-be seeds read, beside their slots."""
+        self._kinds: dict[GroupKey, Blueprint] = {}
+        self._places: dict[GroupKey, int] = {}
+        """Where in the chain would-be seeds read."""
+        for slot, site in enumerate(sites):
+            for kind, source in kinds_with_merit(site, catalogue.fits[slot]):
+                self._kinds[slot, kind.id], self._places[slot, kind.id] = kind, sources[source]
+
+    def watch(self) -> Seen:
+        """What a pass has to keep for `measure`."""
+        return Seen(frozenset(self._places.values()))
 
     def start(self, host: int, variant: int) -> None:
         """An episode begins, with these would-be seeds."""
@@ -42,12 +48,11 @@ class StackedMerit:
     def measure(self, free: Tensor, seen: Seen, gradients: Mapping[int, Tensor]) -> Tensor:
         """`[N, S, B]`: merit where `free [N, S]`; `gradients` are those of each host's loss at each slot."""
         sums = torch.full((self._num_hosts, *self._catalogue.fits.shape), NOT_MEASURED, dtype=self._dtype)
-        for key in self._keys:
+        for key, place in self._places.items():
             slot, blueprint = key
             hosts = free[:, slot].nonzero().flatten()
             if len(hosts):
-                place = self._place_read(key)
-                given = (seen.slots[slot] if place is None else seen.places[place]).detach()
+                given = seen.places[place].detach()
                 sums[hosts, slot, blueprint - 1] = self._sums(key, hosts, given, gradients[slot])
         arriving = [torch.linalg.vector_norm(gradients[slot].flatten(1), dim=1) for slot in range(len(self._sites))]
         return relative(sums, torch.stack(arriving, 1))
@@ -71,7 +76,5 @@ class StackedMerit:
         return self._variants[key]
 
     def _find(self, key: GroupKey, variant: int) -> WouldBe:
-        slot, blueprint = key
-        site = self._sites[slot]
-        kind = find_blueprint(site.shape.family, blueprint)
-        return self._seeds.find(site, kind, variant, (torch.device("cpu"), self._dtype))
+        place = torch.device("cpu"), self._dtype
+        return self._seeds.find(self._sites[key[0]], self._kinds[key], variant, place)
