@@ -215,6 +215,18 @@ def test_measuring_neither_learns_nor_drops(monkeypatch: pytest.MonkeyPatch) -> 
     assert not torch.equal(statistics[0], next(iter(episode.model.host.buffers())))
 
 
+def test_looking_for_merit_neither_learns_nor_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Task, "build_host", lambda self: NoisyHost())
+    looked, alone = (Episode(tiny_task(), 0, EpisodeSettings(merit=merit)) for merit in (True, False))
+    for episode in (looked, alone):
+        torch.manual_seed(0)  # dropout draws from torch's own state
+        for _ in range(5):
+            episode.step(WAIT)
+    mine, other = looked.model.host.state_dict(), alone.model.host.state_dict()
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    assert any("running" in name for name in mine)
+
+
 def test_an_episode_that_cannot_be_trained_ends_at_the_third_panic() -> None:
     hopeless = tiny_task(optimizer=replace(tiny_task().optimizer, lr=1e30))
     result = run_episode(hopeless, Never(), 0)

@@ -31,7 +31,7 @@ class Situation:
     merit: Tensor | None = None
     """`[N, S, B]`: how much each kind would have to learn in each free slot (`kasmina/merit.py`), as last measured.
 
-    NaN where that is not known, the slot is occupied or the kind does not fit; None where nobody measures it.
+    NaN where that is not known, the slot is occupied, or the kind refines or does not fit; None where nobody measures.
     """
 
     @property

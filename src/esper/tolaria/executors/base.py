@@ -73,7 +73,7 @@ class Executor(Protocol):
         """
 
     def measure_merit(self, hosts: Tensor) -> Tensor:
-        """`[N, S, B]`: the merit (`kasmina/merit.py`) of every kind in every free slot of `hosts [N]` (bool), else NaN.
+        """`[N, S, B]`: merit (`kasmina/merit.py`) of kinds that connect in free slots of `hosts [N]` (bool), else NaN.
 
         On the first samples of each host's last minibatch, so after an epoch; training goes on as if it had not been.
         """
