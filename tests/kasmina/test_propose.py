@@ -1,4 +1,4 @@
-"""Places to grow that a model is proposed: behind its blocks, before their activations, and at its output."""
+"""Places to grow that a model is proposed: where a branch has something to bypass and maps are small."""
 
 import pytest
 import torch
@@ -58,18 +58,26 @@ def convolutions() -> nn.Sequential:
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(243, 4))
 
 
+def pooled() -> nn.Sequential:
+    """Three times a convolution, an activation and a pooling; the last pooling leaves a single position."""
+    blocks = [(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2)) for _ in range(3)]
+    return nn.Sequential(*(layer for block in blocks for layer in block), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
 @pytest.mark.parametrize(
     ("model", "example", "count", "expected"),
     [
-        (mlp(), torch.randn(2, 6), None, ["1", "2", "3", "4", "5"]),
+        (mlp(), torch.randn(2, 6), None, ["3", "4", "5"]),
         (mlp(), torch.randn(2, 6), 3, ["2", "4", "5"]),
         (mlp(), torch.randn(2, 6), 1, ["4"]),
         (Staged(), torch.randn(2, 3, 9, 9), 5, ["stages.0", "stages.1", "stages.2", "stages.3", "head"]),
         (Staged(), torch.randn(2, 3, 9, 9), 2, ["stages.1", "stages.3"]),
-        (Staged(), torch.randn(2, 3, 9, 9), None, ["stages.0", "stages.2", "stages.3", "head"]),
-        (Layers(), torch.randint(7, (2, 4)), None, ["embed", "mix", "out"]),
+        (Staged(), torch.randn(2, 3, 9, 9), None, ["stages.0", "stages.2", "stages.3"]),
+        (Layers(), torch.randint(7, (2, 4)), None, ["out"]),
+        (pooled(), torch.randn(2, 3, 16, 16), None, ["7", "11"]),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4), None, ["0", "1"]),
         (nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), None, ["0"]),
-        (convolutions(), torch.randn(2, 3, 9, 9), None, ["1.1", "1", "2.1", "2", "4.1", "4", "6"]),
+        (convolutions(), torch.randn(2, 3, 9, 9), None, ["1.1", "1", "2.1", "2", "4.1", "4"]),
         (convolutions(), torch.randn(2, 3, 9, 9), 4, ["1", "2", "4", "6"]),
     ],
 )

@@ -14,7 +14,7 @@ from esper.kasmina.optimizer_groups import SeedGroups, add_seed, remove_seed
 from esper.kasmina.sites import Reach, SiteShape, Source
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.table import SlotTable
-from esper.kasmina.taps import Pass, Tap, lay_taps
+from esper.kasmina.taps import Pass, Tap, lay_taps, remove_hooks
 
 Isolation = Literal["straight-through", "shadow"]
 
@@ -64,6 +64,7 @@ class Growth:
         self.generator = generator
         self.seed_groups = seed_groups
         self.table = SlotTable.empty(1, len(sites))
+        self._hooked = False
         self._grafted_dtype = floating_dtype(host)
         self.abandoned = False
         """Whether the host was grafted anew since, and these slots do nothing any more."""
@@ -78,6 +79,8 @@ class Growth:
 
     def follow(self, host: nn.Module, table: SlotTable) -> None:
         """Make modules, alphas, isolation and optimiser groups what `table` says, and keep it as the table."""
+        if not self._hooked and table.occupied.any():
+            self.hook_into(host)
         isolated = table.isolated[0].tolist()
         for index, blueprint_id in enumerate(table.blueprint[0].tolist()):
             slot = self.slot_list()[index]
@@ -99,6 +102,16 @@ class Growth:
             slot.to(self.place(host, site)[0])
         # After the slots, so that what is read behind a submodule includes the seed that sits there.
         self.host_pass = lay_taps(host, {source for site in self.sites for _, source in site.sources})
+        self._hooked = True
+
+    def unhook(self, host: nn.Module) -> None:
+        """Take empty slots out of the forward pass of `host`, which then costs nothing more; planting puts them back.
+
+        Only for models in which nothing is going to be planted: one that is compiled would not notice.
+        """
+        for module in host.modules():
+            remove_hooks(module, (Slot, Tap, Pass))
+        self._hooked = False
 
     def _tap(self, site: Site, blueprint: Blueprint) -> Tap | None:
         source = site.source_of(blueprint)

@@ -6,18 +6,24 @@ from collections.abc import Sequence
 from torch import nn
 
 from esper.kasmina.probe import Candidate, Example, survey, unclear_sites
+from esper.kasmina.sites import SiteShape
+from esper.kasmina.sources import find_sources
 from esper.leyline import InputError
 
 _BLOCKS = 3
 """How many blocks are proposed unless there are more places to fill."""
+_WORTH_BYPASSING = 2
+"""Layers that a branch has to lead past; fewer gain little."""
 
 
 def propose_sites(model: nn.Module, example: Example, count: int | None = None) -> list[str]:
     """Submodules behind which slots make sense, in the order in which the model runs them; `count` of them at most.
 
-    Those are the blocks that a model repeats, or else its layers, spread over its depth: behind their activation and,
-    where a branch widens their own layer, in front of it; and the submodule that makes the model's output. If `count`
-    asks for fewer, the blocks come first, then the output; if it asks for more, there are more blocks.
+    Those are the blocks that a model repeats, or else its layers, spread over its depth: behind their activation and
+    pooling, where maps are small, or in front of the activation, where a branch widens their own layer; and the
+    submodule that makes the model's output. If `count` asks for fewer, the blocks come first, then the output; if it
+    asks for more, there are more blocks. Without a `count`, places that a branch from the earliest tensor reaches only
+    past a single layer are left out, if there are others: there it has next to nothing to bypass.
     """
     candidates = survey(model, example)
     useful = [candidate for candidate in candidates if not candidate.returned] or candidates
@@ -34,7 +40,31 @@ def propose_sites(model: nn.Module, example: Example, count: int | None = None) 
         if len(paths) >= wanted or count is None:
             break
     picked = set(list(paths)[:wanted])
-    return [path for path in known if path in picked]
+    proposed = [path for path in known if path in picked]
+    return _worth_a_branch(model, example, candidates, proposed) if count is None else proposed
+
+
+def _worth_a_branch(
+    model: nn.Module, example: Example, candidates: Sequence[Candidate], proposed: list[str]
+) -> list[str]:
+    """Those of the proposed places that a branch reaches past several layers; all of them if there are none."""
+    shapes = {candidate.path: candidate.shape for candidate in candidates if candidate.path in proposed}
+    sources = find_sources(model, shapes, example)
+    order = [candidate.path for candidate in candidates]
+    layers = [c.path for c in candidates if _has_weights(c.module) and not any(True for _ in c.module.children())]
+
+    def bypassed(path: str) -> int:
+        source = sources[path].get("far")
+        if source is None:
+            return 0
+        inside = f"{source.path}." if source.path else ""
+        if source.port == "input":  # the layers of that submodule come behind it
+            start = min((order.index(p) for p in order if p == source.path or p.startswith(inside)), default=0) - 1
+        else:
+            start = order.index(source.path) if source.path in order else -1
+        return sum(start < order.index(layer) <= order.index(path) for layer in layers)
+
+    return [path for path in proposed if bypassed(path) >= _WORTH_BYPASSING] or proposed
 
 
 def _spread(blocks: Sequence[Candidate], count: int) -> list[Candidate]:
@@ -94,17 +124,24 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def _behind_activation(block: Candidate, candidates: Sequence[Candidate]) -> Candidate:
-    """The last of the normalisations and activations that directly follow a single layer."""
+    """The last of the normalisations, activations and poolings that directly follow a single layer."""
     if any(True for _ in block.module.children()):
         return block
     parent = block.path.rpartition(".")[0]
     place = block
     for follower in candidates[candidates.index(block) + 1 :]:
-        same_place = follower.path.rpartition(".")[0] == parent and follower.shape == block.shape
-        if not same_place or _has_weights(follower.module):
+        if follower.path.rpartition(".")[0] != parent or _has_weights(follower.module):
+            break
+        if not _only_smaller(place.shape, follower.shape):
             break
         place = follower
     return place
+
+
+def _only_smaller(before: SiteShape, after: SiteShape) -> bool:
+    """Whether two tensors are alike but for positions that a pooling took away, and more than one is left."""
+    alike = (before.family, before.width) == (after.family, after.width)
+    return alike and (before.extent == after.extent or 1 < after.positions < before.positions)
 
 
 def _before_activation(block: Candidate, candidates: Sequence[Candidate]) -> str:

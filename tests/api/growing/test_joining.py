@@ -47,7 +47,7 @@ def grower_that_scores(value: float, tried: float, **settings: Any) -> esper.Gro
 def test_an_instant_life_is_told_in_sentences() -> None:
     grower = make_grower(controller=Script([INSTANT, WAIT, fossilize(0)]))
     told = [str(decision) for decision in grow(grower, 3)]
-    assert told[0] == "germinated mlp in 1: +304 parameters, +544 FLOPs"
+    assert told[0].startswith("germinated mlp in 1: +304 parameters, +544 FLOPs (")
     assert told[1].endswith("; mlp in 1 is blended in")
     assert told[2].startswith("kept mlp in 1 for good: it brings ")
     x, _ = make_data()

@@ -54,7 +54,7 @@ class Verdict:
         return f"{deed} {self.blueprint} in {self.slot} ({gain})"
 
 
-def judge(grafted: GraftedModel, read: Callable[[], Reading], owed: Tensor) -> list[Verdict]:
+def judge(grafted: GraftedModel, read: Callable[[Tensor], Reading], owed: Tensor) -> list[Verdict]:
     """A verdict for every seed on trial, in table order; `owed [S]` is their rent. Nothing is changed.
 
     A seed without effect goes. Of the others the one that falls short of its rent by most goes, and what is left is
@@ -69,7 +69,9 @@ def judge(grafted: GraftedModel, read: Callable[[], Reading], owed: Tensor) -> l
         with ExitStack() as stack:
             for index in gone:
                 stack.enter_context(at_alpha(grafted, index, 0.0))
-            contributions = read().contributions[0]
+            asked = torch.zeros_like(table.proven)
+            asked[0, left] = True
+            contributions = read(asked).contributions[0]
         verdicts |= {index: float(contributions[index]) for index in left}
         short = (owed - contributions).nan_to_num(torch.inf)  # what could not be measured does not stay
         worst = max(left, key=lambda index: float(short[index]))

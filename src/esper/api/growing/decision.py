@@ -41,6 +41,8 @@ class Decision:
     other metric, the share of the way that it has come."""
     rent: float = 0.0
     """What keeping the seed in question costs, in units of score."""
+    reason: str = ""
+    """Of a seed that was germinated: what it is, and what it connects or refines."""
     moved: tuple[str, ...] = ()
     """What seeds did by themselves, each as a clause."""
     rolled_back: str | None = None
@@ -64,7 +66,8 @@ class Decision:
             return f"rolled back to the last good epoch: {self.rolled_back}"
         if self.op is Op.GERMINATE:
             share = "" if self.budget_used is None else f", {100 * self.budget_used:.0f} % of budget"
-            return f"germinated {where}: +{self.params:,} parameters, +{self.flops:,} FLOPs{share}"
+            why = f" ({self.reason})" if self.reason else ""
+            return f"germinated {where}: +{self.params:,} parameters, +{self.flops:,} FLOPs{share}{why}"
         gain = f"it brings {POINTS * self.contribution:+.1f} points for a rent of {POINTS * self.rent:.1f}"
         if self.op is Op.FOSSILIZE:
             return f"kept {where} for good: {gain}"

@@ -58,15 +58,18 @@ class Evaluator:
         self.scale.begin(value)
         return Reading(value, self.scale.score(value), *self._not_measured())
 
-    def read(self, trials: Tensor | None = None) -> Reading:
-        """Evaluate the network, and once more without each blended seed, all on the same random numbers.
+    def read(self, without: Tensor | None = None, trials: Tensor | None = None) -> Reading:
+        """Evaluate the network, and once more without each of some blended seeds, all on the same random numbers.
 
-        `trials [1, S]` are alphas at which single seeds are tried as well; NaN where they are not.
+        `without [1, S]` (bool) says which seeds; `trials [1, S]` are alphas at which single seeds are tried as well,
+        NaN where they are not.
         """
-        grafted, start = self._grafted, random_state(self._grafted)
-        forced = [(index, 0.0) for index in grafted.table.blended[0].nonzero().flatten().tolist()]
+        grafted, forced = self._grafted, list[tuple[int, float]]()
+        if without is not None:
+            forced = [(index, 0.0) for index in (without & grafted.table.blended)[0].nonzero().flatten().tolist()]
         if trials is not None:
             forced += [(index, alpha) for index, alpha in enumerate(trials[0].tolist()) if not math.isnan(alpha)]
+        start = random_state(grafted) if forced else {}
         own = self._ask()
         others = [math.nan] * len(forced)
         for place, (index, alpha) in enumerate(forced if math.isfinite(own) else []):

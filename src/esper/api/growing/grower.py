@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from esper.api.growing.account import Account, tell_site
 from esper.api.growing.budget import Budget
 from esper.api.growing.closing import Verdict, judge, settled
 from esper.api.growing.decision import Decision, tell_moves
@@ -26,10 +27,13 @@ from esper.api.growing.seed_rate import SeedRate, checked_seed_lr_scale
 from esper.api.growing.setup import (
     checked_controller,
     chosen_sites,
+    common_seed,
+    graft_slots,
     limits_of,
     make_reporter,
     may_plant,
     number_of_steps,
+    to_measure,
 )
 from esper.api.growing.watch import OptimizerWatch, Watched
 from esper.api.growing.wrappers import unwrapped
@@ -37,8 +41,6 @@ from esper.kasmina import (
     Sources,
     catalogue_names,
     check_actions,
-    find_blueprint,
-    graft,
     next_alpha,
     stage_changes,
 )
@@ -83,8 +85,9 @@ class Grower:
     | hub | told about every move, as the episodes of `esper train` tell theirs |
 
     Train `model`, which is the given one with slots. `evaluate` runs in eval mode, once per step, once more without
-    each blended seed, and once more with each seed whose alpha is to rise at that alpha. A controller that remembers
-    things is saved if it has `state_dict` and `load_state_dict`.
+    each blended seed on trial, and once more with each seed whose alpha is to rise at that alpha; for a controller that
+    is not one of Esper's rules also without each seed that was kept. A controller that remembers things is saved if it
+    has `state_dict` and `load_state_dict`. `proposal` tells what can grow where.
     """
 
     def __init__(
@@ -118,19 +121,11 @@ class Grower:
         rate = checked_seed_lr_scale(seed_lr_scale)
         self._limits = limits_of(budget, self._pricing.host_params)
         self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
-        own_seed = (torch.initial_seed() if seed is None else seed) % 2**62
-        self._seed = int(of_first_rank(torch.tensor([own_seed]), self._device))
-        self.grafted = graft(
-            host,
-            at=chosen_sites(host, at, example, self._controller),
-            example=example,
-            optimizer=optimizer,
-            budget=self._limits.params,
-            generator=torch.Generator().manual_seed(self._seed),
-            seed_groups="joined",
-            sources=sources,
-        )
+        self._seed = common_seed(seed, self._device)
+        where = chosen_sites(host, at, example, self._controller)
+        self.grafted = graft_slots(host, where, example, optimizer, self._limits, self._seed, sources)
         """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
+        self._account = Account(self.grafted, self._pricing, self._limits)
         self._may_plant = may_plant(self._controller, self._limits, self.grafted)
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
@@ -144,6 +139,8 @@ class Grower:
 
     def _begin(self) -> None:
         """Measure the model as it is: what growth is judged against, and what a first failed epoch returns to."""
+        if not self._may_plant:
+            self.grafted.growth.unhook(self.grafted.host)
         first = self._evaluator.first()
         self.grafted.score = torch.tensor([first.score])
         self._signals = SignalTable.empty(1)
@@ -151,6 +148,11 @@ class Grower:
         self._guard = Guard(self._evaluator.scale.kind, first.value, self.grafted, self._device)
         self._controller.reset(1, self._seed)
         self._good = self._present()
+
+    @property
+    def proposal(self) -> str:
+        """The places where this model may grow, and what a seed could do in each: a line for every slot."""
+        return "\n".join(map(tell_site, self.grafted.sites))
 
     @property
     def situation(self) -> Situation:
@@ -189,7 +191,7 @@ class Grower:
             raise InputError("another grower was made of this model since; go on with that one")
         self._seed_rate.join()
         self._watch.check()
-        reading = self._evaluator.read(next_alpha(self.grafted.table))
+        reading = self._evaluator.read() if self._at_rest else self._read_seeds()
         own_loss = None if loss is None else torch.tensor([number(loss, "step was given the loss")])
         train_loss = None if own_loss is None else float(mean_over_ranks(own_loss, self._device))
         failure = self._guard.judge(reading, train_loss, self.grafted)
@@ -207,6 +209,10 @@ class Grower:
         self._guard.expect(self.grafted)
         self.history.append(decision)
         return decision
+
+    def _read_seeds(self) -> Reading:
+        table = self.grafted.table
+        return self._evaluator.read(to_measure(self._controller, table), next_alpha(table))
 
     def _end_epoch(self, reading: Reading, watched: Watched, train_loss: float) -> tuple[str, ...]:
         self._evaluator.scale.keep(reading.value)
@@ -245,33 +251,10 @@ class Grower:
         before = situation.table
         moves = self.grafted.act(actions)
         self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch + 1)
-        index, _, _, op = actions[0].tolist()
-        common = self._told(Op(op), reading)
-        if op == Op.WAIT:
-            return common
-        site = self.grafted.sites[index]
-        table = self.grafted.table if op == Op.GERMINATE else before
-        return replace(
-            common,
-            slot=site.path,
-            blueprint=find_blueprint(site.shape.family, int(table.blueprint[0, index])).name,
-            params=int(table.params[0, index]),
-            flops=int(self.grafted.catalogue.planted_flops(table)[0, index]),
-            contribution=float(before.contribution[0, index]),
-            rent=float(self._pricing.owed(table, self.grafted.catalogue)[index]),
-        )
+        return self._account.of_action(int(self._signals.epoch), actions[0], reading, before)
 
     def _told(self, op: Op, reading: Reading) -> Decision:
-        table = self.grafted.table
-        return Decision(
-            int(self._signals.epoch),
-            op,
-            reading.score,
-            reading.value,
-            added_params=int(table.added_params),
-            added_flops=int(self.grafted.catalogue.planted_flops(table).sum()),
-            budget_used=self._limits.used(table, self.grafted.catalogue),
-        )
+        return self._account.of_network(int(self._signals.epoch), op, reading)
 
     def _roll_back(self, failure: str, reading: Reading) -> Decision:
         self._restore(self._good)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from esper.api.growing.evaluation import Reading
 from esper.api.growing.ranks import anywhere
@@ -14,6 +15,8 @@ from esper.api.growing.scale import Kind
 from esper.tolaria import GovernorSettings
 
 _RULE = GovernorSettings()
+_USUAL = (torch.float32, torch.float64)
+"""Types that torch has all kernels for."""
 _SMALLEST_SCORE = 0.01
 """Scores below this are all the same: as bad as can be."""
 
@@ -135,6 +138,10 @@ def _badness(score: float) -> float:
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or infinity; one transfer from the device finds them all."""
+    values = [one.detach() for one in tensors.values() if one.numel() and _is_floating(one)]
+    # The largest absolute value tells of all at once whether there is anything to look for.
+    if all(one.dtype in _USUAL for one in values) and get_total_norm(values, math.inf).isfinite():
+        return []
     extremes = {name: _extremes(one) for name, one in tensors.items() if one.numel() and _is_floating(one)}
     if not extremes:
         return []

@@ -6,6 +6,7 @@ optimiser steps, and not between two steps.
 """
 
 import math
+import operator
 from itertools import compress
 from typing import Any
 
@@ -18,6 +19,9 @@ _LISTS = ("params", "param_names")
 """Entries of a group that have one item for each parameter."""
 
 
+_Lists = dict[str, list[Any]]
+
+
 class SeedRate:
     """Lets the seeds of one model learn at `scale` times the present rate of the group that they are in."""
 
@@ -28,6 +32,8 @@ class SeedRate:
         self._whole: list[tuple[dict[str, Any], dict[str, list[Any]]]] = []
         """While the optimiser steps: the groups that seeds were taken out of, and their lists as they were."""
         self._apart: list[dict[str, Any]] = []
+        self._sorted: dict[int, tuple[tuple[Any, ...], tuple[_Lists, _Lists, _Lists] | None]] = {}
+        """By group: its parameters when they were sorted, and what came of it."""
         if scale != 1.0:
             optimizer.register_step_pre_hook(self._part)
             optimizer.register_step_post_hook(lambda *_: self.join())
@@ -36,18 +42,30 @@ class SeedRate:
         self.join()
         if self._grafted.growth.abandoned:
             return
-        seeds = {id(parameter) for parameter in self._grafted.slots.parameters()}
-        for group in list(optimizer.param_groups) if seeds else ():
-            is_seed = [id(parameter) in seeds for parameter in group["params"]]
-            if not any(is_seed):
+        for group in optimizer.param_groups:
+            lists = self._lists_of(group)
+            if lists is None:
                 continue
-            whole = {key: list(group[key]) for key in _LISTS if key in group}
-            own = {key: list(compress(items, is_seed)) for key, items in whole.items()}
-            for key, items in whole.items():
-                group[key][:] = compress(items, [not seed for seed in is_seed])
+            whole, host, own = lists
+            for key, items in host.items():
+                group[key][:] = items
             self._whole.append((group, whole))
             self._apart.append({**group, **own, "lr": group["lr"] * self._scale})
         optimizer.param_groups.extend(self._apart)
+
+    def _lists_of(self, group: dict[str, Any]) -> tuple[_Lists, _Lists, _Lists] | None:
+        """All of a group, its part without seeds, and its seeds; None without any. Sorted anew only if it changed."""
+        known, lists = self._sorted.get(id(group), ((), None))
+        present = group["params"]
+        if len(known) != len(present) or not all(map(operator.is_, known, present)):
+            seeds = {id(parameter) for parameter in self._grafted.slots.parameters()}
+            is_seed = [id(parameter) in seeds for parameter in present]
+            whole = {key: list(group[key]) for key in _LISTS if key in group}
+            host = {key: list(compress(items, [not seed for seed in is_seed])) for key, items in whole.items()}
+            own = {key: list(compress(items, is_seed)) for key, items in whole.items()}
+            lists = (whole, host, own) if any(is_seed) else None
+            self._sorted[id(group)] = tuple(present), lists
+        return lists
 
     def join(self) -> None:
         """Put seeds back into the groups of their neighbours, after a step and after one that raised on its way."""

@@ -1,17 +1,23 @@
 """What a grower is given, made sure of before anything is touched."""
 
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from esper.api.growing.budget import Budget, Limits
-from esper.kasmina import UNLIMITED, GraftedModel, propose_sites
-from esper.leyline import EPOCHS_TO_DECIDE, InputError
+from esper.api.growing.ranks import of_first_rank
+from esper.kasmina import UNLIMITED, GraftedModel, SlotTable, Sources, graft, propose_sites
+from esper.kasmina.probe import Where
+from esper.leyline import EPOCHS_TO_DECIDE, InputError, Stage
 from esper.nissa import Hub
-from esper.tamiyo import Controller, Never, controller_names, make_controller
+from esper.tamiyo import Controller, Heuristic, Never, Random, Schedule, controller_names, make_controller
 from esper.tolaria.reporting import EpisodeReporter
+
+_RULES = (Heuristic, Never, Random, Schedule)
+"""Controllers that look at what seeds on trial bring, and not at what those bring that are kept for good."""
 
 
 def checked_controller(controller: str | Controller) -> Controller:
@@ -52,6 +58,19 @@ def limits_of(budget: Budget | None, host_params: int) -> Limits:
     return budget.of(host_params)
 
 
+def common_seed(seed: int | None, device: torch.device) -> int:
+    """The given seed, or torch's; in all processes that of the first one."""
+    own = (torch.initial_seed() if seed is None else seed) % 2**62
+    return int(of_first_rank(torch.tensor([own]), device))
+
+
+def to_measure(controller: Controller, table: SlotTable) -> Tensor:
+    """`[1, S]` bool: the seeds whose contribution the controller may go by; each costs an evaluation."""
+    if type(controller) in _RULES:
+        return table.blended & (table.stage != Stage.FOSSILIZED)
+    return table.blended
+
+
 def may_plant(controller: Controller, limits: Limits, grafted: GraftedModel) -> bool:
     """Whether `controller` can ever germinate a seed; says so if the budget is too small for any in any slot.
 
@@ -71,9 +90,7 @@ def may_plant(controller: Controller, limits: Limits, grafted: GraftedModel) -> 
     return False
 
 
-def chosen_sites(
-    host: nn.Module, at: Sequence[str] | Mapping[str, str] | str, example: Any, controller: Controller
-) -> Sequence[str] | Mapping[str, str]:
+def chosen_sites(host: nn.Module, at: Where | str, example: Any, controller: Controller) -> Where:
     """Where slots go, as many as the controller was trained for, if it says so."""
     wanted: int | None = getattr(controller, "num_slots", None)
     if isinstance(at, str):
@@ -83,6 +100,28 @@ def chosen_sites(
     if wanted is not None and len(at) != wanted:
         raise InputError(f"this controller was trained for {wanted} slots; here are {len(at)}: {', '.join(at)}")
     return at
+
+
+def graft_slots(
+    host: nn.Module,
+    at: Where,
+    example: Any,
+    optimizer: Optimizer,
+    limits: Limits,
+    seed: int,
+    sources: Sources | None,
+) -> GraftedModel:
+    """`host` with slots whose seeds join the parameter groups of their neighbours."""
+    return graft(
+        host,
+        at,
+        example,
+        optimizer=optimizer,
+        budget=limits.params,
+        generator=torch.Generator().manual_seed(seed),
+        seed_groups="joined",
+        sources=sources,
+    )
 
 
 def make_reporter(hub: Hub | None, grafted: GraftedModel, host_params: int) -> EpisodeReporter:

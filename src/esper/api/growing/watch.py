@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
@@ -15,6 +15,8 @@ from esper.kasmina.slot import Slot
 from esper.leyline import InputError
 
 _EPOCHS_FORGOTTEN = 3
+_EVERY = 16
+"""Gradients are measured in every so-manieth step: measuring takes as long as a small seed takes to learn."""
 _UNMEASURED_EPOCH = 100_000
 """Optimiser steps in an epoch, before one has been seen, that nobody is expected to exceed."""
 
@@ -25,7 +27,7 @@ class Watched:
 
     steps: int
     seed_gradients: Tensor
-    """`[1, S]`: mean gradient norm of each seed over the optimiser steps that it took part in, 0 without a seed."""
+    """`[1, S]`: mean gradient norm of each seed over the optimiser steps that were measured, 0 without a seed."""
     host_gradient: Tensor
     """`[1]`: gradient norm of the host in the epoch's first step; NaN where there was none."""
 
@@ -37,6 +39,8 @@ class OptimizerWatch:
         self._grafted = grafted
         # Listed once, because hooks run in every optimiser step. A ModuleList forgets what it holds.
         self._slots: list[Slot] = list(grafted.slots)  # type: ignore[arg-type]
+        self._seeds: list[nn.Module | None] = [None] * len(self._slots)
+        self._parameters: list[list[nn.Parameter]] = [[] for _ in self._slots]
         self._epoch_steps = _UNMEASURED_EPOCH
         self._warned = False
         self._forget()
@@ -48,7 +52,7 @@ class OptimizerWatch:
         self.steps = 0
         # Sums stay where the gradients are: reading them at every step would make the CPU wait for the device.
         self._sums = list(torch.zeros(slots).unbind())
-        self._counts = torch.zeros(slots)
+        self._counts = [0] * slots
         self._host = torch.full((1,), torch.nan)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
@@ -59,16 +63,10 @@ class OptimizerWatch:
             self._host = get_total_norm(gradients).view(1) if gradients else torch.full((1,), torch.nan)
         self.steps += 1
         for index, slot in enumerate(self._slots):
-            if slot.seed is None:
-                continue
-            gradients = [p.grad for p in slot.parameters() if p.grad is not None]
-            if gradients:
-                norm = get_total_norm(gradients)
-                self._sums[index] = self._sums[index].to(norm.device).add_(norm)
-                self._counts[index] += 1
-            # Whoever clears gradients through the model they knew before would let those of seeds pile up.
-            for parameter in slot.parameters():
-                parameter.grad = None
+            if slot.seed is not self._seeds[index]:
+                self._seeds[index], self._parameters[index] = slot.seed, list(slot.parameters())
+            if slot.seed is not None:
+                self._look_at(index)
         if self.steps > _EPOCHS_FORGOTTEN * self._epoch_steps and not self._warned:
             self._warned = True
             warnings.warn(
@@ -77,6 +75,21 @@ class OptimizerWatch:
                 stacklevel=2,
             )
 
+    def _look_at(self, index: int) -> None:
+        """Measure the gradient of one seed now and then, and until there was one; drop it in every step.
+
+        Whoever clears gradients through the model they knew before would let those of seeds pile up.
+        """
+        parameters = self._parameters[index]
+        if self.steps % _EVERY == 1 or not self._counts[index]:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if gradients:
+                norm = get_total_norm(gradients)
+                self._sums[index] = self._sums[index].to(norm.device).add_(norm)
+                self._counts[index] += 1
+        for parameter in parameters:
+            parameter.grad = None
+
     def check(self) -> None:
         """Raise if nothing was trained since the last reading, or if seeds that should have learned did not."""
         if self.steps == 0:
@@ -84,10 +97,13 @@ class OptimizerWatch:
                 "the optimizer has not stepped since the last grower.step(); train grower.model with the optimizer "
                 "that was given to Grower, then call step"
             )
-        for index, site in enumerate(self._grafted.sites):
-            if self._grafted.table.must_learn[0, index] and not self._counts[index]:
+        unseen = [index for index, slot in enumerate(self._slots) if slot.seed is not None and not self._counts[index]]
+        must_learn = self._grafted.table.must_learn[0] if unseen else ()
+        for index in unseen:
+            if must_learn[index]:
+                path = self._grafted.sites[index].path
                 raise InputError(
-                    f"the seed behind {site.path!r} got no gradient in {self.steps:,} optimiser steps; train "
+                    f"the seed behind {path!r} got no gradient in {self.steps:,} optimiser steps; train "
                     "grower.model, not a copy of the model or one that was compiled before it was given to Grower, "
                     "and let gradients reach that submodule"
                 )
@@ -104,7 +120,7 @@ class OptimizerWatch:
     def _seen(self) -> tuple[Tensor, Tensor, Tensor]:
         """Sums, counts and the host's norm, copied to the CPU."""
         sums = torch.stack([total.cpu() for total in self._sums])
-        return sums, self._counts.clone(), self._host.to("cpu", torch.float32, copy=True)
+        return sums, torch.tensor(self._counts, dtype=torch.float32), self._host.to("cpu", torch.float32, copy=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen so far."""
@@ -114,5 +130,5 @@ class OptimizerWatch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from it."""
         self.steps, self._epoch_steps = state["steps"], state["epoch_steps"]
-        sums, self._counts, self._host = (state[name].clone() for name in ("sums", "counts", "host"))
-        self._sums = list(sums.unbind())
+        sums, counts, self._host = (state[name].clone() for name in ("sums", "counts", "host"))
+        self._sums, self._counts = list(sums.unbind()), [int(count) for count in counts.tolist()]
