@@ -4,9 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.api import Estimate, compare, search_schedules
+from esper.api import Estimate, compare, run_from_scratch, search_schedules
+from esper.api.growth_bench import widenings
+from esper.kasmina import build_host
 from esper.leyline import InputError
-from esper.tolaria import find_task
+from esper.tamiyo import Never, Planting, Schedule, run_episode
+from esper.tolaria import EpisodeSettings, Task, find_task
+from esper.tolaria.tasks.registry import HostSettings
 from tests.worlds import tiny_task
 
 
@@ -24,15 +28,42 @@ def test_intervals_contain_the_mean_and_repeat(values: list[float]) -> None:
 
 def test_rows_are_paired_and_static_networks_as_large_as_the_grown_one() -> None:
     task = tiny_task(episode_length=12)
-    rows = compare(task, ["never", "schedule"], [0, 1], quiet)
-    never, grown, scratch, wide = rows
-    assert [row.name for row in rows[:2]] == ["never", "schedule"]
+    rows = compare(task, ["never", "schedule"], [0, 1], quiet, EpisodeSettings(price=0.001))
+    never, _, grown, scratch, wide, single = rows
+    names = ["never", "schedule", "heuristic from epoch 2 on", "same architecture from scratch", "all layers widened"]
+    assert [row.name for row in rows[:5]] == names
+    assert single.name.startswith("layer ")
     assert never.parameters.mean == never.results[0].host_params
-    for a, b, c in zip(grown.results, scratch.results, wide.results, strict=True):
-        assert b.added_params == a.added_params
-        assert c.added_params >= a.added_params
-        assert c.host_params == a.host_params
+    assert grown.parameters.mean > never.parameters.mean
+    for a, b, *widened in zip(*(row.results for row in (grown, scratch, wide, single)), strict=True):
+        assert b.kept == a.kept
+        for c in widened:
+            assert c.added_params >= a.added_params
+            assert c.host_params == a.host_params
     assert never.gain_over(never).mean == 0.0
+
+
+def test_the_same_seed_gives_every_row_what_it_gives_alone() -> None:
+    task = tiny_task(episode_length=8)
+    grown = [run_episode(task, Schedule([Planting(0, seed % 2, 3)]), seed) for seed in (4, 5, 6)]
+    assert len({result.kept for result in grown}) == 2
+    scratch = run_from_scratch(task, grown, [4, 5, 6])
+    for seed, result, own in zip((4, 5, 6), scratch, grown, strict=True):
+        fossils = {kept.slot_id: kept.blueprint for kept in own.kept}
+        assert result.test_score == pytest.approx(run_episode(task, Never(), seed, fossils=fossils).test_score)
+
+
+@pytest.mark.parametrize("name", ["mnist1d", "mnist1d-mlp", "text"])
+def test_widened_hosts_have_the_least_width_that_suffices(name: str) -> None:
+    task = find_task(name)
+    size = _size(task, task.host_settings)
+    assert {_size(task, settings) for settings in widenings(task, 0).values()} == {size}
+    for settings in widenings(task, size + 1).values():
+        assert size < _size(task, settings) < 1.5 * size
+
+
+def _size(task: Task, settings: HostSettings) -> int:
+    return sum(p.numel() for p in build_host(task.host, **settings).parameters())
 
 
 def test_a_task_whose_host_has_no_widths_cannot_be_widened() -> None:

@@ -20,8 +20,9 @@ from esper.tamiyo import (
     make_controller,
     run_episode,
 )
+from esper.tamiyo.heuristic import best_places
 from esper.tolaria import Episode, Population, Situation
-from tests.worlds import slots_of, tiny_task
+from tests.worlds import host_task, slots_of, tiny_task
 
 
 def actions_of(controller: Controller, seed: int = 0) -> list[list[int]]:
@@ -72,6 +73,7 @@ def test_no_controller_plants_what_cannot_be_decided_in_time(name: str) -> None:
     """Hosts with different numbers of epochs left, some with time for instant seeds alone, some for none."""
     population = Population(tiny_task(), 5, executor="loop")
     population.start(range(5))
+    population.signals.epoch[:] = HeuristicSettings().features_first_epoch if name == "heuristic" else 0
     left, catalogue = torch.tensor([0, 1, 2, 5, 6]), population.executor.catalogue
     masks = action_masks(population.table, catalogue, population.budget, left)
     controller = make_controller(name)
@@ -81,7 +83,7 @@ def test_no_controller_plants_what_cannot_be_decided_in_time(name: str) -> None:
         actions = controller.decide(replace(population.situation, masks=masks))
         assert masks.allow(actions).all()
         germinated |= actions[:, 3] == Op.GERMINATE
-    assert germinated.tolist() == [False, False, name != "heuristic", name != "heuristic", True]
+    assert germinated.tolist() == [False, False, True, True, True]
 
 
 def test_the_heuristic_waits_for_measurements_that_a_cull_needs() -> None:
@@ -104,24 +106,6 @@ def test_a_schedule_leaves_out_what_is_not_legal() -> None:
 def test_a_schedule_leaves_out_slots_that_a_host_does_not_have() -> None:
     small = tiny_task(host_settings={"inputs": 6, "widths": (4,), "classes": 3})
     assert run_episode(small, Schedule([Planting(1, slots_of(small), 3)]), 0).kept == ()
-
-
-def test_a_stall_needs_a_history_as_long() -> None:
-    with pytest.raises(InputError, match="stall_epochs must be 1 to 4"):
-        HeuristicSettings(stall_epochs=5)
-
-
-def test_a_host_that_learns_nothing_has_stalled_by_its_third_epoch() -> None:
-    frozen = tiny_task(optimizer=replace(tiny_task().optimizer, lr=1e-12))
-    episode = Episode(frozen, 0)
-    controller = Heuristic(HeuristicSettings(first_epoch=3, latest_epoch=20, time_needed=0.3))
-    controller.reset(1, 0)
-    ops = []
-    for _ in range(4):
-        chosen = controller.decide(episode.situation)
-        ops.append(int(chosen[0, 3]))
-        episode.step(chosen)
-    assert ops == [Op.WAIT, Op.WAIT, Op.WAIT, Op.GERMINATE]
 
 
 def test_plantings_are_written_and_read() -> None:
@@ -168,9 +152,9 @@ def test_the_heuristic_counts_what_flops_cost() -> None:
     for factor, op in ((1.01, Op.FOSSILIZE), (0.99, Op.CULL)):
         situation.table.contribution[0, 0] = factor * owed
         assert decide(situation, patience=0)[3] == op
-    free = dormant(6, 0.0)
-    rents = [float(0.03 * free.catalogue.params[0, kind] / free.host_params) for kind in (3, 1)]
-    settings: dict[str, Any] = {"order": (3, 1), "time_needed": 0.0, "max_rent": max(rents) + 1e-6}
+    free = dormant(6)
+    dearest = float(0.03 * free.catalogue.params[:, 3].max() / free.host_params)
+    settings: dict[str, Any] = {"order": (3, 1), "max_rent": dearest + 1e-6}
     assert decide(free, **settings)[1] == 3
     assert decide(replace(free, flop_price=10.0), **settings)[3] == Op.WAIT
 
@@ -180,74 +164,88 @@ def test_the_heuristic_gives_a_seed_time_to_earn_its_rent() -> None:
     assert decide(situation_with(contribution=-0.001, epochs_in_stage=3), patience=3)[3] == Op.CULL
 
 
-@pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])
-def test_the_heuristic_waits_while_it_has_enough_seeds_on_trial(stage: Stage) -> None:
-    situation = situation_with(stage=stage.value)
-    assert decide(situation, time_needed=0.0, max_unfinished=1)[3] == Op.WAIT
-    assert decide(situation, time_needed=0.0, max_unfinished=2)[3] == Op.GERMINATE
+@pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
+def test_the_heuristic_plants_nothing_beside_a_seed_on_trial(stage: Stage) -> None:
+    situation = situation_with(stage=stage.value, contribution=0.0, epochs_in_stage=1)
+    assert decide(situation, patience=3, more_rent=1.0)[3] == Op.WAIT
 
 
-def test_the_heuristic_judges_before_it_plants() -> None:
-    situation = situation_with(contribution=0.5)
-    situation.table.stage[0, 1] = Stage.TRAINING.value
-    assert decide(situation, time_needed=0.0, max_unfinished=3) == [0, 0, 0, Op.FOSSILIZE]
+def test_the_heuristic_has_no_more_seeds_than_it_is_allowed() -> None:
+    situation = situation_with(stage=Stage.FOSSILIZED.value)
+    assert decide(situation, max_seeds=1, more_rent=1.0)[3] == Op.WAIT
+    assert decide(situation, max_seeds=2, more_rent=1.0)[3] == Op.GERMINATE
 
 
-def test_the_heuristic_plants_beside_a_seed_that_still_has_to_earn_its_rent() -> None:
-    situation = situation_with(contribution=0.0, epochs_in_stage=1)
-    assert decide(situation, time_needed=0.0, patience=3, order=(0,)) == [1, 0, Blend.LINEAR, Op.GERMINATE]
+def test_the_heuristic_counts_the_rent_of_all_seeds_together() -> None:
+    situation = situation_with(stage=Stage.FOSSILIZED.value)
+    situation.catalogue.params[:, 6] = 90
+    both = 0.03 * (60 + 90) / situation.host_params
+    assert decide(situation, more_rent=both + 1e-6, order=(6,))[3] == Op.GERMINATE
+    assert decide(situation, more_rent=both - 1e-6, max_rent=1.0, order=(6,))[3] == Op.WAIT
 
 
-def dormant(epoch: int, gain: float) -> Situation:
+def dormant(epoch: int) -> Situation:
     situation = situation_with(stage=Stage.DORMANT.value, blueprint=0, params=0, alpha=0.0)
     situation.signals.epoch[:] = epoch
-    situation.signals.score_history[0] = torch.tensor([0.2, 0.5, 0.5, 0.5, 0.5 + gain])
     return situation
 
 
-def test_the_heuristic_grows_on_a_stall_or_at_the_latest_epoch() -> None:
-    numbers = {"first_epoch": 3, "latest_epoch": 6, "stall_gain": 0.01, "stall_epochs": 3, "time_needed": 0.3}
-    assert decide(dormant(2, 0.0), **numbers)[3] == Op.WAIT
-    assert decide(dormant(3, 0.0), **numbers)[3] == Op.GERMINATE
-    assert decide(dormant(3, 0.2), **numbers)[3] == Op.WAIT
-    assert decide(dormant(6, 0.2), **numbers)[3] == Op.GERMINATE
+def test_the_heuristic_leaves_the_host_alone_at_first() -> None:
+    settings = {"first_epoch": 1, "features_first_epoch": 3}
+    assert decide(dormant(2), **settings)[3] == Op.WAIT  # the host of the tiny task is a network of features
+    assert decide(dormant(3), **settings)[3] == Op.GERMINATE
+    maps = Population(host_task("conv1d"), 1)
+    maps.start([0])
+    assert decide(maps.situation, **settings)[3] == Op.WAIT
+    maps.signals.epoch[:] = 1
+    assert decide(maps.situation, **settings)[3] == Op.GERMINATE
 
 
 def test_the_heuristic_plants_nothing_when_too_little_of_the_episode_is_left() -> None:
-    assert dormant(5, 0.0).episode_length == 25
-    assert decide(dormant(5, 0.0), time_needed=0.8)[3] == Op.GERMINATE
-    assert decide(dormant(6, 0.0), time_needed=0.8)[3] == Op.WAIT
+    assert dormant(5).episode_length == 25
+    assert decide(dormant(5), time_needed=0.8)[3] == Op.GERMINATE
+    assert decide(dormant(6), time_needed=0.8)[3] == Op.WAIT
 
 
-def test_the_heuristic_can_begin_before_the_first_epoch() -> None:
-    assert actions_of(Heuristic(HeuristicSettings(first_epoch=0, latest_epoch=0)))[0][3] == Op.GERMINATE
+def test_the_heuristic_begins_at_the_output_of_features_and_in_the_middle_of_maps() -> None:
+    last = slots_of(tiny_task()) - 1
+    assert decide(dormant(6)) == [last, 6, Blend.INSTANT, Op.GERMINATE]
+    maps = Population(host_task("conv1d"), 1)
+    maps.start([0])
+    assert decide(maps.situation) == [3, 6, Blend.INSTANT, Op.GERMINATE]
+    assert best_places(maps.situation) == [3, 2, 4, 1, 5, 0, 6]
 
 
 def test_the_heuristic_does_not_try_what_costs_more_rent_than_it_allows() -> None:
-    situation = dormant(6, 0.0)
-    rents = (0.03 * situation.catalogue.params[0] / situation.host_params).tolist()
+    situation = dormant(6)
+    last = slots_of(tiny_task()) - 1
+    rents = (0.03 * situation.catalogue.params[last] / situation.host_params).tolist()
     assert rents[1] < rents[3]
-    numbers = {"order": (3, 1), "time_needed": 0.0}
-    assert decide(situation, **numbers, max_rent=rents[3] + 1e-6)[1] == 3
-    assert decide(situation, **numbers, max_rent=rents[1] + 1e-6)[1] == 1
-    assert decide(situation, **numbers, max_rent=rents[1] - 1e-6)[3] == Op.WAIT
-    assert decide(situation, order=(99,), time_needed=0.0)[3] == Op.WAIT  # no such blueprint here
+    situation.catalogue.params[:last] = situation.catalogue.params[last]
+    assert decide(situation, order=(3, 1), max_rent=rents[3] + 1e-6)[1] == 3
+    assert decide(situation, order=(3, 1), max_rent=rents[1] + 1e-6)[1] == 1
+    assert decide(situation, order=(3, 1), max_rent=rents[1] - 1e-6)[3] == Op.WAIT
+    assert decide(situation, order=(99,))[3] == Op.WAIT  # no such blueprint here
 
 
-def test_the_heuristic_plants_in_the_first_slot_where_the_rent_is_low_enough() -> None:
-    situation = dormant(6, 0.0)
-    situation.catalogue.params[:, 3] = torch.tensor([90, 50, *[40] * (slots_of(tiny_task()) - 2)])
+def test_the_heuristic_takes_the_best_place_where_the_rent_is_low_enough() -> None:
+    situation = dormant(6)
+    situation.catalogue.params[:, 3] = torch.tensor([40, 50, *[90] * (slots_of(tiny_task()) - 2)])
     affordable = 0.03 * 60 / situation.host_params
-    planted = decide(situation, order=(3,), time_needed=0.0, max_rent=affordable)
-    assert planted == [1, 3, Blend.LINEAR, Op.GERMINATE]
+    assert decide(situation, order=(3,), max_rent=affordable) == [1, 3, Blend.INSTANT, Op.GERMINATE]
 
 
-def test_the_heuristic_tries_each_kind_before_it_repeats_one() -> None:
-    order = (3, 1, 0, 2)
-    controller = Heuristic(HeuristicSettings(order=order, patience=0, max_unfinished=1, max_rent=1.0, time_needed=0.3))
-    planted = [row[1] for row in actions_of(controller) if row[3] == Op.GERMINATE][: len(order)]
-    assert planted == list(order[: len(planted)])
-    assert len(planted) >= 2
+def test_the_heuristic_tries_no_kind_twice_and_goes_on_where_it_was() -> None:
+    order = (3, 1, 0)
+    settings = HeuristicSettings(order=order, patience=0, margin=1e9, max_rent=1.0, time_needed=0.1)
+    planted = [row[1] for row in actions_of(Heuristic(settings)) if row[3] == Op.GERMINATE]
+    assert planted == list(order)
+    first, second = Heuristic(settings), Heuristic(settings)
+    first.reset(1, 0)
+    first.decide(dormant(6))
+    second.reset(1, 0)
+    second.load_state_dict(first.state_dict())
+    assert second.decide(dormant(6))[0, 1] == 1
 
 
 def test_growing_helps_on_a_task_made_for_it() -> None:

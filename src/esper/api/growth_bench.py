@@ -1,14 +1,21 @@
 """What growing brings: controllers and static networks on the same seeds, and the best open-loop schedule."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from esper.api.statistics import Estimate
 from esper.kasmina import build_host, num_blueprints
 from esper.leyline import InputError
-from esper.tamiyo import Never, Planting, Schedule, make_controller, run_episode, run_episodes
-from esper.tolaria import EpisodeResult, Task
+from esper.tamiyo import Heuristic, HeuristicSettings, Never, Planting, Schedule, make_controller, run_episodes
+from esper.tolaria import EpisodeResult, EpisodeSettings, Task
+from esper.tolaria.records import Kept
+from esper.tolaria.tasks.registry import HostSettings
+
+Key = TypeVar("Key")
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being run, how many episodes are done and how many there are."""
@@ -46,55 +53,128 @@ class Row:
         pairs = zip(self.results, other.results, strict=True)
         return Estimate.of([mine.test_objective - theirs.test_objective for mine, theirs in pairs])
 
+    def score_gain_over(self, other: "Row") -> Estimate:
+        """Test accuracy minus that of `other`, seed by seed."""
+        pairs = zip(self.results, other.results, strict=True)
+        return Estimate.of([mine.test_score - theirs.test_score for mine, theirs in pairs])
 
-def compare(task: Task, names: Sequence[str], seeds: Sequence[int], progress: Progress) -> list[Row]:
-    """A row per controller; then two static networks as large as what the last controller grew."""
-    total = len(seeds) * (len(names) + 2)
+
+def compare(
+    task: Task,
+    names: Sequence[str],
+    seeds: Sequence[int],
+    progress: Progress,
+    settings: EpisodeSettings | None = None,
+    late_epoch: int = 2,
+) -> list[Row]:
+    """A row per controller, one for the heuristic from `late_epoch` on, and static networks of the size that this grew.
+
+    A network that is planted before the first epoch is a static one by another name, so what is grown later stands
+    beside: its architecture from scratch, the host with all layers widened, and with the one layer widened of which
+    validation thinks best.
+    """
+    late = Heuristic(HeuristicSettings(first_epoch=late_epoch))
+    ways = {name: make_controller(name) for name in names} | {f"{late.name} from epoch {late_epoch} on": late}
+    widened = widenings(task, 0)
+    total = len(seeds) * (len(ways) + 1 + len(widened))
     rows: list[Row] = []
-    for name in names:
-        progress(f"{task.name}: {name}", len(rows) * len(seeds), total)
-        rows.append(Row(name, tuple(run_episodes(task, make_controller(name), seeds))))
-    grown = rows[-1].results
-    # Every seed has an architecture of its own here, so these run one by one.
-    for label, run in (("same architecture from scratch", run_from_scratch), ("wider host from scratch", run_widened)):
-        results = []
-        for index, (seed, result) in enumerate(zip(seeds, grown, strict=True)):
-            progress(f"{task.name}: {label}", len(rows) * len(seeds) + index, total)
-            results.append(run(task, result, seed))
-        rows.append(Row(label, tuple(results)))
-    return rows
+
+    def run(label: str, episodes: Callable[[], list[EpisodeResult]]) -> Row:
+        progress(f"{task.name}: {label}", len(rows) * len(seeds), total)
+        rows.append(Row(label, tuple(episodes())))
+        return rows[-1]
+
+    for label, way in ways.items():
+        grown = run(label, partial(run_episodes, task, way, seeds, settings)).results
+    run("same architecture from scratch", partial(run_from_scratch, task, grown, seeds, settings))
+    for which in widened:
+        run(f"{which} widened", partial(run_widened, task, which, grown, seeds, settings))
+    single = rows[-len(widened) + 1 :] if len(widened) > 1 else []
+    best = max(single, key=lambda row: sum(result.val_objective for result in row.results), default=None)
+    return [row for row in rows if row not in single or row is best]
 
 
-def run_from_scratch(task: Task, grown: EpisodeResult, seed: int) -> EpisodeResult:
-    """The grown architecture, all of it there from the first step, trained for as long."""
-    return run_episode(task, Never(), seed, fossils={kept.slot_id: kept.blueprint for kept in grown.kept})
+def run_from_scratch(
+    task: Task, grown: Sequence[EpisodeResult], seeds: Sequence[int], settings: EpisodeSettings | None = None
+) -> list[EpisodeResult]:
+    """What was grown from each seed, all of it there from the first step, trained for as long from the same seed."""
+
+    def run(kept: tuple[Kept, ...], alike: list[int]) -> list[EpisodeResult]:
+        fossils = {seed.slot_id: seed.blueprint for seed in kept}
+        return run_episodes(task, Never(), alike, settings, fossils=fossils)
+
+    return _by_group([result.kept for result in grown], seeds, run)
 
 
-def run_widened(task: Task, grown: EpisodeResult, seed: int) -> EpisodeResult:
+def run_widened(
+    task: Task,
+    which: str,
+    grown: Sequence[EpisodeResult],
+    seeds: Sequence[int],
+    settings: EpisodeSettings | None = None,
+) -> list[EpisodeResult]:
     """The host, widened to at least the grown size, trained for as long; what it adds pays rent like a seed."""
-    target = grown.host_params + grown.added_params
-    wide = replace(task, host_settings=widened_settings(task, target))
-    result = run_episode(wide, Never(), seed)
-    return replace(
-        result,
-        host_params=grown.host_params,
-        added_params=result.host_params - grown.host_params,
-        host_flops=grown.host_flops,
-        added_flops=result.host_flops - grown.host_flops,
-    )
+    host = grown[0]
+
+    def run(target: int, alike: list[int]) -> list[EpisodeResult]:
+        wide = replace(task, host_settings=widenings(task, target)[which])
+        return [
+            replace(
+                result,
+                host_params=host.host_params,
+                added_params=result.host_params - host.host_params,
+                host_flops=host.host_flops,
+                added_flops=result.host_flops - host.host_flops,
+            )
+            for result in run_episodes(wide, Never(), alike, settings)
+        ]
+
+    return _by_group([result.host_params + result.added_params for result in grown], seeds, run)
 
 
-def widened_settings(task: Task, target_params: int) -> dict[str, int | tuple[int, ...]]:
-    """Settings of the host with every width raised by as little as gives it at least `target_params` parameters."""
-    key = {"conv1d": "channels", "conv2d": "channels", "mlp": "widths"}.get(task.host)
+def _by_group(
+    keys: Sequence[Key], seeds: Sequence[int], run: Callable[[Key, list[int]], list[EpisodeResult]]
+) -> list[EpisodeResult]:
+    """What `run` gives for each key and the seeds that have it, in the order of the seeds."""
+    done: dict[int, EpisodeResult] = {}
+    for key in dict.fromkeys(keys):
+        alike = [seed for seed, other in zip(seeds, keys, strict=True) if other == key]
+        done |= zip(alike, run(key, alike), strict=True)
+    return [done[seed] for seed in seeds]
+
+
+def widenings(task: Task, target_params: int) -> dict[str, HostSettings]:
+    """Settings of hosts with at least `target_params` parameters: all layers wider, and each single layer, by name.
+
+    Widths rise by as little as needed; that of a transformer, by its heads.
+    """
+    key = {"conv1d": "channels", "conv2d": "channels", "mlp": "widths", "transformer": "width"}.get(task.host)
     widths = task.host_settings.get(key or "")
-    if key is None or not isinstance(widths, tuple):
+    if key is None or widths is None:
         raise InputError(f"task {task.name!r} does not set the widths of its host {task.host!r}")
-    settings = dict(task.host_settings)
-    while sum(p.numel() for p in build_host(task.host, **settings).parameters()) < target_params:
-        widths = tuple(width + 1 for width in widths)
-        settings[key] = widths
-    return settings
+    if isinstance(widths, int):
+        return {"all layers": _widened(task, target_params, key, lambda by: widths + by * _heads(task))}
+    raised = {"all layers": range(len(widths)), **{f"layer {i + 1}": range(i, i + 1) for i in range(len(widths))}}
+    return {name: _widened(task, target_params, key, _raise(widths, layers)) for name, layers in raised.items()}
+
+
+def _heads(task: Task) -> int:
+    heads = task.host_settings["heads"]
+    assert isinstance(heads, int)
+    return heads
+
+
+def _raise(widths: tuple[int, ...], layers: range) -> Callable[[int], tuple[int, ...]]:
+    return lambda by: tuple(width + by * (layer in layers) for layer, width in enumerate(widths))
+
+
+def _widened(task: Task, target_params: int, key: str, raised: Callable[[int], int | tuple[int, ...]]) -> HostSettings:
+    """The settings with widths raised by the smallest number that gives enough parameters."""
+    for by in itertools.count():
+        settings = {**task.host_settings, key: raised(by)}
+        if sum(p.numel() for p in build_host(task.host, **settings).parameters()) >= target_params:
+            return settings
+    raise AssertionError("unreachable: widths rise without end")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,14 @@ def run_episodes(
     *,
     executor: str = "auto",
     test: bool = True,
+    fossils: Mapping[str, str] | None = None,
     after_step: Callable[[], None] = lambda: None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[EpisodeResult]:
     """An episode for each seed, many side by side; `progress` is told how many are done.
 
-    The test split is read unless `test` is False. `after_step` is called after every step of a batch.
+    The test split is read unless `test` is False. `fossils` are as in `run_episode`. `after_step` is called after every
+    step of a batch.
 
     With the executor `stacked` results agree with `run_episode` as far as float arithmetic lets training agree:
     networks that are trained for hundreds of steps differ in the last digits at first and visibly at the end.
@@ -51,7 +53,7 @@ def run_episodes(
     for first in range(0, len(seeds), _AT_ONCE):
         batch = seeds[first : first + _AT_ONCE]
         population = Population(task, len(batch), settings, executor=executor)
-        population.start(batch)
+        population.start(batch, fossils=fossils)
         controller.reset(len(batch), batch[0])
         while not population.done:
             population.step(controller.decide(population.situation))

@@ -80,7 +80,8 @@ class Population:
     ) -> None:
         """Begin new episodes, by default of all hosts.
 
-        `fossils` (slot to blueprint) are seeds that are there from the start, for good: a network that is not grown.
+        `fossils` (slot to blueprint) are seeds that are there from the start, for good: a network that is not grown,
+        and is initialised as such.
         """
         places = list(range(self.num_hosts) if hosts is None else hosts)
         if len(seeds) != len(places):
@@ -90,6 +91,8 @@ class Population:
         planted = self._find_fossils(fossils or {})
         self.executor.start(places, seeds)
         fresh = plant_fossils(SlotTable.empty(*self.table.shape), planted, self.executor.catalogue)
+        # Seeds that come at alpha 0 are not silenced, as parts of an ordinary network are not.
+        self._follow(replace(fresh, alpha=torch.zeros_like(fresh.alpha)).where(chosen, self.table))
         self._follow(fresh.where(chosen, self.table))
         self.price[places] = torch.tensor(
             [self.settings.draw_price(Streams.from_seed(seed).price) for seed in seeds], dtype=torch.float32

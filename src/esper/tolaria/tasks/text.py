@@ -1,7 +1,7 @@
 """Sentences of a small grammar: a language task that needs no files.
 
 Verbs agree with their subjects, also across relative clauses, and nouns have favourite verbs: there is something to
-learn at short and at long range. The host and its optimiser are plausible, not tuned.
+learn at short and at long range. The host is plausible, not tuned.
 """
 
 import random
@@ -85,7 +85,7 @@ def _draw_tokens(num: int, seed: int) -> list[int]:
     "sentences of a small grammar: which word comes next",
     host="transformer",
     classes=len(WORDS),
-    optimizer=OptimizerSettings("adamw", lr=5e-3, schedule="cosine"),
+    optimizer=OptimizerSettings("adamw", lr=2e-2, schedule="wsd"),
     host_settings={"vocabulary": len(WORDS), "context": _CONTEXT, "width": 16, "layers": 2, "heads": 2},
     batch_size=16,
     quality="loss",
