@@ -89,7 +89,7 @@ def test_training_and_evaluating_from_the_command_line(tmp_path: Path, capsys: p
         (["train", "--set", "speed=9"], "unknown config field 'speed'"),
         (["train", "--set", "reward.speed=9"], "unknown config field 'reward.speed'"),
         (["train", "--set", "reward.scale=-1"], "scale must be"),
-        (["train", "--preset", "fast"], "unknown preset 'fast'; choose one of: pair, quick, mnist1d"),
+        (["train", "--preset", "fast"], "unknown preset 'fast'; choose one of: pair, pair-long, quick, mnist1d"),
         (["train", "--preset", "quick", "--config", "c.json"], "give --preset or --config, not both"),
         (["train", "--set", "gamma"], "--set takes name=value"),
         (["train", "--task", "mnist9d"], "unknown task 'mnist9d'"),

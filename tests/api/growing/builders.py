@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import esper
 from esper.leyline import Blend, Op
-from esper.tamiyo import Heuristic
 from esper.tolaria import Situation
 
 Action = tuple[int, int, int, int]
@@ -48,14 +47,6 @@ class Script:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._next = state["next"]
-
-
-class InstantHeuristic(Heuristic):
-    """The heuristic, planting seeds that join at once."""
-
-    def decide(self, situation: Situation) -> Tensor:
-        actions = super().decide(situation)
-        return torch.where(actions[:, 3:] == Op.GERMINATE, actions + torch.tensor([0, 0, Blend.INSTANT, 0]), actions)
 
 
 LIFE: list[Action] = [germinate(0), *[WAIT] * 5, fossilize(0)]

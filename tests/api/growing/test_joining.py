@@ -15,7 +15,6 @@ from esper.leyline import Blend, EventType, InputError, Stage
 from esper.nissa import Hub, MemorySink
 from tests.api.growing.builders import (
     WAIT,
-    InstantHeuristic,
     Script,
     assert_same,
     fossilize,
@@ -54,7 +53,7 @@ def test_an_instant_life_is_told_in_sentences() -> None:
     torch.testing.assert_close(grower.export()(x), grower.model.eval()(x), rtol=0, atol=1e-5)
 
 
-def test_a_controller_can_grow_a_model_with_instant_seeds_alone() -> None:
+def test_the_heuristic_grows_a_model_with_instant_seeds_alone() -> None:
     torch.manual_seed(0)
     x = torch.randn(600, 6)
     y = (x[:, :2].prod(1) > 0).long()
@@ -66,7 +65,7 @@ def test_a_controller_can_grow_a_model_with_instant_seeds_alone() -> None:
             return float((network(x[300:]).argmax(-1) == y[300:]).float().mean())
 
     grower = make_grower(
-        model=model, optimizer=optimizer, at=["1"], evaluate=accuracy, controller=InstantHeuristic(), price=0.001
+        model=model, optimizer=optimizer, at=["1"], evaluate=accuracy, controller="heuristic", price=0.001
     )
     for _ in range(12):
         for _ in range(20):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.leyline import Blend, InputError, Op
-from tests.api.growing.builders import LIFE, InstantHeuristic, Script, germinate, grow, loss_of, make_grower
+from tests.api.growing.builders import LIFE, Script, germinate, grow, loss_of, make_grower
 
 Evaluate = Callable[[Tensor, Tensor], Tensor]
 HELD_OUT = slice(300, None)
@@ -66,7 +66,7 @@ def kept(grower: esper.Grower) -> list[esper.Decision]:
 
 
 def test_seeds_are_kept_where_the_untrained_loss_is_far_above_any_trained_one() -> None:
-    grower = grow_regression(mean_squared, mean=1000.0, measure="loss", controller=InstantHeuristic())
+    grower = grow_regression(mean_squared, mean=1000.0, measure="loss", controller="heuristic")
     assert grower.history[-1].value < 5  # and about 1,000,000 before training
     assert kept(grower)
 
