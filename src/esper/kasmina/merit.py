@@ -80,14 +80,20 @@ class PassWatch:
         return self._latest.sources.get(source)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG002
+        if torch.compiler.is_compiling():  # compiled passes are not watched
+            return
         shadowed = any(slot.alpha_override is not None for slot in self._model.growth.slot_list())
         self._running = _Record() if torch.is_grad_enabled() and not shadowed else None
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002
+        if torch.compiler.is_compiling():
+            return
         self._running = None
 
     def _at(self, slot: int) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+            if torch.compiler.is_compiling():
+                return
             record = self._running
             if record is None or not isinstance(output, Tensor) or output.is_nested or not output.requires_grad:
                 return
@@ -115,6 +121,8 @@ class PassWatch:
         return module.register_forward_hook(after)
 
     def _keep_source(self, source: Source, tensor: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._running is not None and isinstance(tensor, Tensor) and not tensor.is_nested:
             self._running.sources[source] = self._copy(tensor)
 

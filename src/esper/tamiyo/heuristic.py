@@ -125,7 +125,7 @@ def best_places(situation: Situation) -> list[int]:
     slots = range(len(situation.sites))
     if _is_of_features(situation):
         return list(reversed(slots))
-    middle = len(slots) // 2
+    middle = (len(slots) - 1) // 2
     return sorted(slots, key=lambda slot: (abs(slot - middle), slot))
 
 

@@ -20,6 +20,7 @@ from esper.api.growing.evaluation import Evaluator, Reading, number
 from esper.api.growing.exporting import check_target, export, first_line
 from esper.api.growing.files import GoodEpoch, check_growth, read_growth, write_growth
 from esper.api.growing.guard import Guard
+from esper.api.growing.lookout import Lookout
 from esper.api.growing.pricing import Pricing
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
 from esper.api.growing.scale import Measure, make_scale
@@ -29,6 +30,7 @@ from esper.api.growing.setup import (
     chosen_sites,
     common_seed,
     graft_slots,
+    is_rule,
     limits_of,
     make_reporter,
     may_plant,
@@ -129,6 +131,7 @@ class Grower:
         self._may_plant = may_plant(self._controller, self._limits, self.grafted)
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
+        self._lookout = Lookout(self.grafted, self._seed, wanted=self._may_plant and not is_rule(self._controller))
         self._watch = OptimizerWatch(optimizer, self.grafted)
         self._seed_rate = SeedRate(optimizer, self.grafted, rate)
         self._evaluator = Evaluator(evaluate, self.grafted, model, scale, self._device)
@@ -148,6 +151,7 @@ class Grower:
         self._guard = Guard(self._evaluator.scale.kind, first.value, self.grafted, self._device)
         self._controller.reset(1, self._seed)
         self._good = self._present()
+        self._lookout.open(0)
 
     @property
     def proposal(self) -> str:
@@ -174,6 +178,7 @@ class Grower:
             length,
             pricing.host_flops,
             pricing.flop_price,
+            self._lookout.of_free_slots(),
         )
 
     @property
@@ -189,6 +194,7 @@ class Grower:
         """
         if self.grafted.growth.abandoned:
             raise InputError("another grower was made of this model since; go on with that one")
+        self._lookout.close()
         self._seed_rate.join()
         self._watch.check()
         reading = self._evaluator.read() if self._at_rest else self._read_seeds()
@@ -207,6 +213,7 @@ class Grower:
             self.grafted.begin_epoch()
         tend_seeds(self.grafted)
         self._guard.expect(self.grafted)
+        self._lookout.open(int(self._signals.epoch))
         self.history.append(decision)
         return decision
 
@@ -229,6 +236,7 @@ class Grower:
         if self._at_rest:
             self.grafted.score = torch.tensor([reading.score])
             return ()
+        self._lookout.look()
         before = self.grafted.table
         moves = self.grafted.end_epoch(
             score=reading.score,
@@ -297,6 +305,7 @@ class Grower:
         return decisions
 
     def _judge_trials(self) -> list[Verdict]:
+        self._lookout.close()
         self._seed_rate.join()
         grafted = self.grafted
         return judge(grafted, self._evaluator.read, self._pricing.owed(grafted.table, grafted.catalogue))
@@ -341,6 +350,7 @@ class Grower:
             "present": self._present().state_dict(),
             "good": self._good.state_dict(),
             "signals": self._signals.columns(),
+            "merit": self._lookout.merit.clone(),
             "guard": self._guard.state_dict(),
             "watch": self._watch.state_dict(),
             "measure": self._evaluator.scale.kind,
@@ -369,6 +379,8 @@ class Grower:
         self._restore(GoodEpoch.from_state_dict(state["present"], len(self.grafted.sites)))
         self._good = GoodEpoch.from_state_dict(state["good"], len(self.grafted.sites))
         self._signals = SignalTable(**state["signals"]).clone()
+        self._lookout.merit = state["merit"].clone()
+        self._lookout.open(int(self._signals.epoch))
         self._guard.load_state_dict(state["guard"])
         self._watch.load_state_dict(state["watch"])
         self._evaluator.scale.load_state_dict(state["scale"])

@@ -64,9 +64,14 @@ def common_seed(seed: int | None, device: torch.device) -> int:
     return int(of_first_rank(torch.tensor([own]), device))
 
 
+def is_rule(controller: Controller) -> bool:
+    """Whether it is one of Esper's own rules, of which is known what they look at; merit is not part of it."""
+    return type(controller) in _RULES
+
+
 def to_measure(controller: Controller, table: SlotTable) -> Tensor:
     """`[1, S]` bool: the seeds whose contribution the controller may go by; each costs an evaluation."""
-    if type(controller) in _RULES:
+    if is_rule(controller):
         return table.blended & (table.stage != Stage.FOSSILIZED)
     return table.blended
 
