@@ -28,7 +28,7 @@ def test_intervals_contain_the_mean_and_repeat(values: list[float]) -> None:
 
 def test_rows_are_paired_and_static_networks_as_large_as_the_grown_one() -> None:
     task = tiny_task(episode_length=12)
-    rows = compare(task, ["never", "schedule"], [0, 1], quiet, EpisodeSettings(price=0.001))
+    rows = compare(task, ["never", "schedule"], [0, 1], quiet, EpisodeSettings(price=0.001), 2)
     never, _, grown, scratch, wide, single = rows
     names = ["never", "schedule", "heuristic from epoch 2 on", "same architecture from scratch", "all layers widened"]
     assert [row.name for row in rows[:5]] == names
@@ -68,7 +68,14 @@ def _size(task: Task, settings: HostSettings) -> int:
 
 def test_a_task_whose_host_has_no_widths_cannot_be_widened() -> None:
     with pytest.raises(InputError, match="does not set the widths"):
-        compare(tiny_task(host_settings={"inputs": 6, "classes": 3}, episode_length=8), ["never"], [0], quiet)
+        compare(
+            tiny_task(host_settings={"inputs": 6, "classes": 3}, episode_length=8),
+            ["never"],
+            [0],
+            quiet,
+            EpisodeSettings(),
+            2,
+        )
 
 
 def test_the_search_ranks_schedules_and_always_knows_doing_nothing() -> None:

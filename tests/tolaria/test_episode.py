@@ -308,6 +308,18 @@ def test_a_step_has_as_many_minibatches_and_the_rate_that_were_asked_for(executo
     assert not torch.equal(weights(host_lr=task.optimizer.lr / 2), weights())
 
 
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+def test_what_is_there_from_the_start_is_initialised_as_an_ordinary_network(executor: str) -> None:
+    def outputs(fossils: dict[str, str]) -> Tensor:
+        population = Population(tiny_task(), 1, executor=executor)
+        population.start([0], fossils=fossils)
+        with torch.no_grad():
+            result: Tensor = population.executor.network(0).eval()(tiny_task().splits().val.x)
+        return result
+
+    assert not torch.allclose(outputs({"r0c1": "far_wide"}), outputs({}), atol=1e-3)
+
+
 def test_the_heuristic_runs_on_a_real_task() -> None:
     result = run_episode(find_task("digits"), Heuristic(), 0, EpisodeSettings(length=12))
     assert result.test_score > 0.5

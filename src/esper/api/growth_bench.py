@@ -64,8 +64,8 @@ def compare(
     names: Sequence[str],
     seeds: Sequence[int],
     progress: Progress,
-    settings: EpisodeSettings | None = None,
-    late_epoch: int = 2,
+    settings: EpisodeSettings,
+    late_epoch: int,
 ) -> list[Row]:
     """A row per controller, one for the heuristic from `late_epoch` on, and static networks of the size that this grew.
 

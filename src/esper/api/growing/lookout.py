@@ -19,7 +19,6 @@ class Lookout:
         self._variant = seed % VARIANTS
         self._seeds = WouldBeSeeds(keep=False)
         self._passes: PassWatch | None = None
-        self._open = False
         self.merit = torch.full((1, *grafted.catalogue.fits.shape), torch.nan)
         """`[1, S, B]`: as last measured, whatever was planted since."""
 
@@ -28,14 +27,13 @@ class Lookout:
         self.close()
         self._passes = None
         if self._wanted and (epoch + 1) & epoch == 0:
-            self._passes, self._open = PassWatch(self._grafted), True
+            self._passes = PassWatch(self._grafted)
             self._passes.__enter__()
 
     def close(self) -> None:
         """Watch no longer; what was seen last can still be looked at."""
-        if self._passes is not None and self._open:
+        if self._passes is not None:
             self._passes.__exit__(None, None, None)
-        self._open = False
 
     def look(self) -> None:
         """Measure, if passes were watched and someone asked for gradients in one."""
