@@ -216,6 +216,14 @@ def test_the_heuristic_begins_at_the_output_of_features_and_in_the_middle_of_map
     assert best_places(maps.situation) == [3, 2, 4, 1, 5, 0, 6]
 
 
+def test_the_heuristic_plants_in_sequences_only_if_told_to() -> None:
+    sequences = Population(host_task("transformer"), 1)
+    sequences.start([0])
+    sequences.signals.epoch[:] = 6
+    assert decide(sequences.situation)[3] == Op.WAIT
+    assert decide(sequences.situation, in_sequences=True)[3] == Op.GERMINATE
+
+
 def test_the_heuristic_does_not_try_what_costs_more_rent_than_it_allows() -> None:
     situation = dormant(6)
     last = slots_of(tiny_task()) - 1

@@ -1,12 +1,13 @@
 """The heuristic: plant early what experience says pays, where it pays, and keep what earns its rent."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esper.kasmina import Site
 from esper.kasmina.sites import Family
 from esper.leyline import Blend, Op, Stage, rent
 from esper.tamiyo.controller import wait
@@ -24,6 +25,9 @@ class HeuristicSettings:
     features_first_epoch: int = 2
     """... and those that a network of features does: a branch to its output that is there from the start keeps the
     layers in between from learning."""
+    in_sequences: bool = False
+    """Whether anything is planted in networks that pass on sequences of features, as transformers do: nothing that was
+    tried there paid its rent."""
     time_needed: float = 0.5
     """Nothing new is planted with a smaller share of the episode left."""
     order: tuple[int, ...] = (6, 5, 8, 7, 3, 4, 1, 2, 0)
@@ -68,6 +72,11 @@ class Heuristic:
         """Remember it again."""
         self._memories = [_Memory(list(memory["tried"])) for memory in state["memories"]]
 
+    def plants_in(self, sites: Sequence[Site]) -> bool:
+        """Whether anything is ever planted in a network with these sites."""
+        in_sequences = _is_of_features(sites) and any(site.shape.extent for site in sites)
+        return self.settings.in_sequences or not in_sequences
+
     def decide(self, situation: Situation) -> Tensor:
         """The rule, host by host."""
         actions = wait(len(self._memories))
@@ -94,8 +103,10 @@ class Heuristic:
 
     def _wants_growth(self, situation: Situation, host: int) -> bool:
         settings, epoch = self.settings, int(situation.signals.epoch[host])
+        if not self.plants_in(situation.sites):
+            return False
         alone = settings.first_epoch
-        if _is_of_features(situation):
+        if _is_of_features(situation.sites):
             alone = max(alone, settings.features_first_epoch)
         in_time = int(situation.steps_left[host]) >= settings.time_needed * situation.episode_length
         seeds = int((situation.table.stage[host] == Stage.FOSSILIZED).sum())
@@ -123,14 +134,14 @@ class Heuristic:
 def best_places(situation: Situation) -> list[int]:
     """Slots, those first where bypasses bring most: in the middle of convolutions, at the output of features."""
     slots = range(len(situation.sites))
-    if _is_of_features(situation):
+    if _is_of_features(situation.sites):
         return list(reversed(slots))
     middle = (len(slots) - 1) // 2
     return sorted(slots, key=lambda slot: (abs(slot - middle), slot))
 
 
-def _is_of_features(situation: Situation) -> bool:
-    return all(site.shape.family is Family.FEATURES for site in situation.sites)
+def _is_of_features(sites: Sequence[Site]) -> bool:
+    return all(site.shape.family is Family.FEATURES for site in sites)
 
 
 def _owed(situation: Situation, host: int, slot: int) -> float:

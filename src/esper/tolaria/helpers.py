@@ -17,6 +17,8 @@ from esper.tolaria.tasks import OptimizerSettings, Split, Task
 P = ParamSpec("P")
 R = TypeVar("R")
 _LOG = logging.getLogger(__name__)
+_MAX_ELEMENTS = 2**20
+"""Of one activation tensor in validation: above this, samples are measured in several goes, to stay in the cache."""
 
 
 def train_pass(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,14 +116,18 @@ def evaluate(
     """Loss and score `[C]` of C variants of one network in one pass, with their seeds forced to `alphas [C, S]`."""
     model.eval()  # training puts it back
     copies = len(alphas)
-    forced: dict[int, Tensor | float] = {}
-    for slot in model.table.occupied[0].nonzero().flatten().tolist():
-        per_sample = alphas[:, slot].repeat_interleave(len(split))
-        forced[slot] = per_sample.to(split.x.device) if bool(per_sample.any()) else 0.0
-    with model.override_alphas(forced):
-        logits = passes.evaluate(model, split.x.repeat(copies, *[1] * (split.x.ndim - 1)))
-    labels = split.y.expand(copies, *split.y.shape)
-    loss, accuracy = losses_and_accuracies(logits.unflatten(0, (copies, len(split))), labels)
+    largest = max(torch.Size(site.shape.tensor_shape(1)).numel() for site in model.sites)
+    chunk = max(1, _MAX_ELEMENTS // (copies * largest))
+    parts = []
+    for x in split.x.split(chunk):
+        forced: dict[int, Tensor | float] = {}
+        for slot in model.table.occupied[0].nonzero().flatten().tolist():
+            per_sample = alphas[:, slot].repeat_interleave(len(x))
+            forced[slot] = per_sample.to(x.device) if bool(per_sample.any()) else 0.0
+        with model.override_alphas(forced):
+            logits = passes.evaluate(model, x.repeat(copies, *[1] * (x.ndim - 1)))
+        parts.append(logits.unflatten(0, (copies, len(x))))
+    loss, accuracy = losses_and_accuracies(torch.cat(parts, 1), split.y.expand(copies, *split.y.shape))
     return loss.to(torch.float32), score_of(task, loss, accuracy).to(torch.float32)
 
 

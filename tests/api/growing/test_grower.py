@@ -12,7 +12,7 @@ import esper
 from esper.kasmina import take_snapshot
 from esper.leyline import Blend, EventType, InputError, Op, Stage, TrainingFailedError
 from esper.nissa import Hub, MemorySink
-from esper.tamiyo import Planting, Schedule
+from esper.tamiyo import Heuristic, HeuristicSettings, Planting, Schedule
 from tests.api.growing.builders import (
     LIFE,
     WAIT,
@@ -290,6 +290,24 @@ def test_the_heuristic_grows_a_model_by_itself() -> None:
     decisions = grow(grower, 12)
     assert [decision.op for decision in decisions[:2]] == [Op.WAIT, Op.GERMINATE]
     assert any(decision.op in (Op.FOSSILIZE, Op.CULL) for decision in decisions) or grower.grafted.table.proven.any()
+
+
+def test_a_grower_says_that_the_heuristic_plants_nothing_in_a_transformer() -> None:
+    def ops(**settings: Any) -> list[Op]:
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        model = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+        optimizer, x = torch.optim.AdamW(model.parameters()), torch.zeros(2, 4, 3)
+        grower = esper.Grower(model, example=x, optimizer=optimizer, evaluate=lambda: 0.5, epochs=8, **settings)
+        result = []
+        for _ in range(4):
+            grower.model(x).sum().backward()
+            optimizer.step()
+            result.append(grower.step().op)
+        return result
+
+    with pytest.warns(UserWarning, match=r"nothing will grow: .*in_sequences=True"):
+        assert set(ops()) == {Op.WAIT}
+    assert Op.GERMINATE in ops(controller=Heuristic(HeuristicSettings(in_sequences=True)))
 
 
 @pytest.mark.parametrize("settings", [{"controller": "never"}, {"budget": esper.Budget(params=0)}])

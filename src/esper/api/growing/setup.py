@@ -77,13 +77,13 @@ def to_measure(controller: Controller, table: SlotTable) -> Tensor:
 
 
 def may_plant(controller: Controller, limits: Limits, grafted: GraftedModel) -> bool:
-    """Whether `controller` can ever germinate a seed; says so if the budget is too small for any in any slot.
+    """Whether `controller` can ever germinate a seed; says why not, unless that was asked for.
 
     Neither the budget nor what seeds cost ever changes, so an answer for empty slots holds for good.
     """
     catalogue = grafted.catalogue
     if limits.masks(grafted.table, catalogue).blueprint.any():
-        return not isinstance(controller, Never)
+        return not isinstance(controller, Never) and not _refuses(controller, grafted)
     amounts = [(limits.params, catalogue.params, "parameters"), (limits.flops, catalogue.flops, "operations")]
     limited = [(limit, int(costs[catalogue.fits].min()), what) for limit, costs, what in amounts if limit != UNLIMITED]
     least = " and ".join(f"{smallest:,} {what}" for _, smallest, what in limited)
@@ -93,6 +93,19 @@ def may_plant(controller: Controller, limits: Limits, grafted: GraftedModel) -> 
         stacklevel=3,
     )
     return False
+
+
+def _refuses(controller: Controller, grafted: GraftedModel) -> bool:
+    """Whether this is the heuristic, and a network in which it plants nothing."""
+    if not isinstance(controller, Heuristic) or controller.plants_in(grafted.sites):
+        return False
+    warnings.warn(
+        "nothing will grow: the heuristic plants no seeds in networks that pass on sequences of features, as "
+        "transformers do, because nothing that was tried there paid its rent; to let it try all the same, pass "
+        "controller=Heuristic(HeuristicSettings(in_sequences=True)) of esper.tamiyo",
+        stacklevel=4,
+    )
+    return True
 
 
 def chosen_sites(host: nn.Module, at: Where | str, example: Any, controller: Controller) -> Where:

@@ -47,6 +47,7 @@ def _missing_pickles() -> list[str]:
     "cifar10",
     "CIFAR-10: 50,000 colour photographs of 32 by 32",
     host="conv2d",
+    host_settings={"channels": (16, 32, 64)},
     classes=_CLASSES,
     optimizer=_LARGER,
     batch_size=512,
