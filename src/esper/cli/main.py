@@ -20,7 +20,7 @@ from esper.cli.grow import Grow
 from esper.cli.parser_errors import in_one_sentence
 from esper.cli.sql import Sql
 from esper.cli.tasks import Tasks
-from esper.cli.train import Train
+from esper.cli.train import Train, base_config, full_names
 from esper.leyline import InputError
 
 _DEBUG = "--debug"
@@ -43,7 +43,7 @@ Command = (
 class Esper:
     """Grow neural networks while they train."""
 
-    command: Command
+    command: Annotated[Command, tyro.conf.arg(name="")]
     debug: Annotated[bool, tyro.conf.CascadeSubcommandArgs, tyro.conf.FlagCreatePairsOff] = False
     """Show where an error came from, beside the one sentence about it; may stand anywhere on the line."""
 
@@ -55,11 +55,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _parse(arguments: list[str]) -> Esper:
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+    # The options of `train` begin from another config than the default one if a preset, a file or a run is named.
+    begin: Esper | None = None
+    if "train" in arguments:
+        arguments = full_names(arguments)
+        begin = Esper(Train(base_config(arguments)))
+    options = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.EnumChoicesFromValues)
     complaint = io.StringIO()
     try:
         with redirect_stderr(complaint):
-            return tyro.cli(Esper, args=arguments, prog="esper", config=config)
+            parsed = tyro.cli(Esper, args=arguments, prog="esper", config=options, default=begin)
+            assert isinstance(parsed, Esper)
+            return parsed
     except SystemExit as stop:
         if stop.code != BAD_INPUT:  # after --help, or by a signal
             raise

@@ -5,6 +5,8 @@ import re
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _FRAME = "╭╮╰╯│─┌┐└┘├┤ "
 _OPTION = re.compile(r"--[\w-]+")
+_REFUSED = re.compile(r"error parsing [\w.]+: ")
+"""What stands before the sentence of a value that was refused when its record was made."""
 _MEANT, _FOOTER = "Perhaps you meant", "For full helptext"
 
 
@@ -19,7 +21,7 @@ def in_one_sentence(complaint: str) -> str:
         elif text.startswith(_FOOTER):
             footer = text.removeprefix(_FOOTER).strip(" ,")
         elif not text.startswith("Argument helptext"):
-            said.append(text[0].lower() + text[1:].rstrip("."))
+            said.append(_REFUSED.sub("", text[0].lower() + text[1:].rstrip(".")))
     if hints:
         said.append(f"perhaps you meant {', '.join(dict.fromkeys(hints))}")
     return "; ".join([*said, footer]) if footer else " ".join(complaint.split())

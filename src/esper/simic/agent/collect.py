@@ -9,8 +9,8 @@ from torch import Tensor
 from esper.simic.agent.network import reset_hidden
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden
+from esper.simic.control.action_masks import move, move_masks
 from esper.simic.control.action_spec import ActionSpec, Masks
-from esper.simic.control.placing import move, move_masks
 
 
 class Outcome(NamedTuple):
@@ -78,7 +78,7 @@ def collect(agent: PPOAgent, world: World, view: View) -> View:
         dones = outcome.terminated | outcome.truncated
         bootstrap = None
         if step == agent.max_steps - 1 or outcome.truncated.any():
-            bootstrap = agent.value(move(outcome.final_obs, agent.device), decision.hidden)
+            bootstrap = agent.policy.value(move(outcome.final_obs, agent.device), decision.hidden)
         agent.buffer.add_step(
             view.obs,
             view.masks,

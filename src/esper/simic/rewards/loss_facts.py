@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from esper.leyline import InputError, unknown_name
-from esper.simic.rewards.config import LossConfig
+from esper.simic.config.reward import LossConfig
 from esper.tolaria import find_task
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Self
 
-from esper.leyline import DEFAULT_GAMMA, InputError, Op, Stage
+from esper.leyline import DEFAULT_GAMMA, GAMMA_TOLERANCE, InputError, Op, Stage
 from esper.leyline.checks import check_amounts, check_field_types
 
 PROXY_RATIO = 3.0
@@ -231,3 +231,19 @@ class RewardConfig(_Checked):
             raise InputError(f"RewardConfig.gamma must be 0 to 1; got {self.gamma}")
         if self.family is RewardFamily.LOSS and self.loss is None:
             raise InputError("RewardConfig.loss is needed by the loss family: give facts of the task's loss")
+
+
+def check_gammas(reward_gamma: float, ppo_gamma: float) -> None:
+    """Refuse to train with two discounts: shaping would then change which policy is best."""
+    if not abs(reward_gamma - ppo_gamma) <= GAMMA_TOLERANCE:
+        raise InputError(f"reward gamma {reward_gamma} and PPO gamma {ppo_gamma} differ; give both the same value")
+
+
+def check_learner(reward: RewardConfig, gamma: float, horizon_is_terminal: bool) -> None:
+    """Refuse a reward whose discount or whose end of the problem is not that of the learner it pays."""
+    check_gammas(reward.gamma, gamma)
+    if reward.horizon_is_terminal != horizon_is_terminal:
+        raise InputError(
+            f"horizon_is_terminal is {reward.horizon_is_terminal} for the reward and {horizon_is_terminal} for PPO; "
+            "give both the same value"
+        )
