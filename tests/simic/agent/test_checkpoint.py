@@ -50,7 +50,7 @@ def test_learning_goes_on_bit_for_bit_after_a_reload(tmp_path: Path, options: di
         torch.manual_seed(1)
         learn(each, 2)
     assert torch.equal(parameters_of(agent), parameters_of(loaded))
-    assert torch.equal(agent.return_scale.scale, loaded.return_scale.scale)
+    assert torch.equal(agent.policy.return_scale.scale, loaded.return_scale.scale)
 
 
 def test_normaliser_states_travel_with_the_agent(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def play_and_learn(agent: PPOAgent, rounds: int) -> Tensor:
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_minibatches": 2, "recurrent_n_epochs": 2, "weight_decay": 0.01, "head_lr_scale": {"op": 0.5}},
+        {"num_minibatches": 2, "epochs": 2, "weight_decay": 0.01, "head_lr_scale": {"op": 0.5}},
         {"adaptive_entropy_floor": True, "use_entropy_decay": True, "grad_clip_mode": "global", "lstm_layers": 2},
         {"value_loss_type": "huber", "clip_value": False, "scale_values": False, "hidden_storage": "first"},
     ],
@@ -77,7 +77,7 @@ def test_an_agent_learns_the_same_on_another_device(options: dict[str, Any]) -> 
 def tensors_of(agent: PPOAgent) -> Iterator[tuple[str, Tensor]]:
     yield from agent._base_network.state_dict().items()
     yield from agent.buffer.masks.items()
-    yield from agent.return_scale.state_dict().items()
+    yield from agent.policy.return_scale.state_dict().items()
     for spec in fields(agent.buffer):
         value = getattr(agent.buffer, spec.name)
         if isinstance(value, Tensor):

@@ -19,7 +19,7 @@ from esper.leyline import (
     SlotConfig,
 )
 from esper.simic.agent import FactoredRecurrentActorCritic, PPOAgent, by_head, collect, first_view
-from esper.simic.agent.sequences import SequenceBatch
+from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.control import RunningMeanStd, esper_action_spec
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
@@ -74,8 +74,8 @@ def test_time_outs_are_bootstrapped_with_the_state_after_the_step() -> None:
     torch.manual_seed(1)
     decision = agent.act(view.obs, view.masks, view.hidden)
     final = world.step(decision.actions).final_obs
-    torch.testing.assert_close(agent.buffer.bootstrap_values[:, 0], agent.value(final, decision.hidden))
-    assert not torch.allclose(agent.value(final, decision.hidden), agent.value(final, view.hidden))
+    torch.testing.assert_close(agent.buffer.bootstrap_values[:, 0], agent.policy.value(final, decision.hidden))
+    assert not torch.allclose(agent.policy.value(final, decision.hidden), agent.policy.value(final, view.hidden))
     torch.testing.assert_close(after.hidden[0], decision.hidden[0])
 
 
@@ -86,7 +86,7 @@ def test_order_of_environments_does_not_change_the_loss() -> None:
     weights = torch.full((4,), 0.05)
     losses = []
     for batch in (straight, shuffled):
-        values = agent._replay(batch)[1]
+        values = agent.policy.replay(batch)[1]
         losses.append(agent._backward(batch, values, weights)[0].scalars["total_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -136,7 +136,7 @@ def test_network_or_buffer_for_other_slots_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_minibatches": 5}, {"recurrent_n_epochs": 0}, {"entropy_coef_per_head": {"oops": 1.0}}]
+    "options", [{"num_minibatches": 5}, {"epochs": 0}, {"entropy_coef_per_head": {"oops": 1.0}}]
 )
 def test_impossible_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InputError):
@@ -145,20 +145,20 @@ def test_impossible_options_are_refused(options: dict[str, object]) -> None:
 
 def test_more_epochs_than_four_are_capped_with_a_warning() -> None:
     with pytest.warns(RuntimeWarning, match=r"n_epochs=10 is capped"):
-        assert make_agent(recurrent_n_epochs=10).recurrent_n_epochs == 4
+        assert make_agent(epochs=10).recurrent_n_epochs == 4
 
 
 def test_many_epochs_warn_only_where_sequences_start_from_a_stored_state() -> None:
-    aligned = agent_with_round(recurrent_n_epochs=4, target_kl=None)
+    aligned = agent_with_round(epochs=4, target_kl=None)
     aligned.update()
-    stored = agent_with_round(recurrent_n_epochs=3, target_kl=None)
+    stored = agent_with_round(epochs=3, target_kl=None)
     stored.buffer.hidden_h[:, 0] = 1.0
     with pytest.warns(RuntimeWarning, match=r"n_epochs=3 is elevated"):
         stored.update()
 
 
 def test_every_sequence_is_used_once_per_epoch() -> None:
-    metrics = agent_with_round(recurrent_n_epochs=3, num_minibatches=4, target_kl=None).update()
+    metrics = agent_with_round(epochs=3, num_minibatches=4, target_kl=None).update()
     assert metrics["epochs_run"] == 3
     assert metrics["optimizer_steps"] == 12
     assert all(len(history) == 3 for history in metrics["head_entropies"].values())
@@ -169,7 +169,7 @@ def test_the_kl_limit_ends_the_update_before_the_next_step() -> None:
     """The second epoch finds the policy far away and must not step again."""
     once = agent_with_round(lr=0.05, target_kl=None)
     once.update()
-    stopped = agent_with_round(lr=0.05, target_kl=0.015, recurrent_n_epochs=4)
+    stopped = agent_with_round(lr=0.05, target_kl=0.015, epochs=4)
     metrics = stopped.update()
     assert metrics["early_stopped"]
     assert metrics["optimizer_steps"] == 1
@@ -177,7 +177,7 @@ def test_the_kl_limit_ends_the_update_before_the_next_step() -> None:
     assert metrics["approx_kl"] > 1.5 * 0.015
     torch.testing.assert_close(parameters_of(stopped), parameters_of(once))
     assert metrics["joint_kl"] > 0
-    unlimited = agent_with_round(lr=0.05, target_kl=None, recurrent_n_epochs=4).update()
+    unlimited = agent_with_round(lr=0.05, target_kl=None, epochs=4).update()
     assert unlimited["optimizer_steps"] == 4
     assert not unlimited["early_stopped"]
 
@@ -186,8 +186,8 @@ def test_value_clipping_stays_centred_on_the_network_at_the_start_of_the_update(
     """With no room to move, no epoch may report a smaller error than the first; with room they do."""
     options: dict[str, Any] = {"lr": 3e-3, "target_kl": None, "entropy_coef": 0.0}
     first = agent_with_round(**options, value_clip=0.0).update()["value_loss"]
-    held = agent_with_round(**options, value_clip=0.0, recurrent_n_epochs=4).update()["value_loss"]
-    free = agent_with_round(**options, value_clip=1e9, recurrent_n_epochs=4).update()["value_loss"]
+    held = agent_with_round(**options, value_clip=0.0, epochs=4).update()["value_loss"]
+    free = agent_with_round(**options, value_clip=1e9, epochs=4).update()["value_loss"]
     assert free < first <= held
 
 
@@ -196,7 +196,7 @@ def test_replayed_values_equal_those_of_the_rollout() -> None:
     batch = agent.buffer.get_batched_sequences()
     agent.buffer.returns.copy_(agent.buffer.values)
     stored = agent.buffer.get_batched_sequences().returns
-    torch.testing.assert_close(agent._replay(batch)[1][batch.valid], stored[batch.valid], atol=1e-4, rtol=0)
+    torch.testing.assert_close(agent.policy.replay(batch)[1][batch.valid], stored[batch.valid], atol=1e-4, rtol=0)
 
 
 def test_scaled_values_stay_in_raw_units_outside_the_network() -> None:
@@ -214,10 +214,10 @@ def test_scaled_values_stay_in_raw_units_outside_the_network() -> None:
 def test_a_new_return_scale_does_not_move_the_values() -> None:
     agent = agent_with_round(lr=0.0)
     obs, hidden = torch.randn(4, 6), agent.initial_hidden()
-    before = agent.value(obs, hidden).clone()
+    before = agent.policy.value(obs, hidden).clone()
     agent.buffer.rewards *= 50.0
     assert agent.update()["return_scale"] > 5.0
-    torch.testing.assert_close(agent.value(obs, hidden), before)
+    torch.testing.assert_close(agent.policy.value(obs, hidden), before)
     plain = agent_with_round(scale_values=False)
     assert plain.update()["return_scale"] == 1.0
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.agent import PPOAgent, collect, first_view
-from esper.simic.agent.sequences import SequenceBatch
+from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.agent.value_memory import ValueMemory
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
@@ -20,7 +20,7 @@ def round_of(agent: PPOAgent) -> SequenceBatch:
 
 
 def error_of(agent: PPOAgent, batch: SequenceBatch) -> float:
-    values: Tensor = agent._replay(batch).values * agent.return_scale.scale
+    values: Tensor = agent.policy.replay(batch).values * agent.policy.return_scale.scale
     return float((values - batch.returns)[batch.valid].square().mean())
 
 
@@ -29,10 +29,10 @@ def test_refitting_brings_values_closer_and_leaves_the_policy() -> None:
     batch, memory = round_of(agent), ValueMemory(60)
     for _ in range(60):
         memory.remember(batch)
-    before, error = agent._replay(batch), error_of(agent, batch)
+    before, error = agent.policy.replay(batch), error_of(agent, batch)
     memory.refit(agent, 3e-3)
     assert error_of(agent, batch) < 0.5 * error
-    after = agent._replay(batch)
+    after = agent.policy.replay(batch)
     old, new = (torch.where(batch.selected, each.logits, -torch.inf).softmax(-1) for each in (before, after))
     assert (old - new)[batch.active].abs().mean() < 0.02
 

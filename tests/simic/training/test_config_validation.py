@@ -11,7 +11,7 @@ from esper.leyline import InputError
 from esper.simic.agent import PPOAgent
 from esper.simic.rewards import RewardConfig, RewardFamily, ShapingConfig
 from esper.simic.training import TrainingConfig, settled
-from esper.simic.training.config_checks import RANGES, _validate_range
+from esper.simic.config import RANGES, _validate_range
 from esper.tolaria import ComputeSettings, TrackerSettings
 
 
@@ -162,7 +162,7 @@ def test_all_but_a_few_options_of_the_learner_can_be_reached() -> None:
     """What is decided by the tasks or the run is not for the config to say."""
     reachable = set(TrainingConfig().to_ppo_kwargs())
     options = {spec.name for spec in fields(PPOAgent) if spec.init}
-    others = {"state_dim", "slot_config", "num_envs", "max_steps", "total_steps_for_decay", "telemetry_config"}
+    others = {"state_dim", "slot_config", "num_envs", "max_steps", "decay_steps", "telemetry_config"}
     assert options - reachable - others == {"action_spec", "network", "lstm_layers", "scale_values"}
 
 

@@ -26,7 +26,7 @@ def test_a_time_out_is_worth_the_state_after_it() -> None:
     agent, buffer = trainer.agent, trainer.agent.buffer
     seen = torch.cat([env.observations for env in trainer.world._envs])
     hidden = agent._base_network(buffer.obs, agent.initial_hidden()).hidden
-    expected = agent.value(trainer.normalizer.normalize(seen), hidden)
+    expected = agent.policy.value(trainer.normalizer.normalize(seen), hidden)
     torch.testing.assert_close(buffer.bootstrap_values[:, -1], expected)
     assert buffer.truncated[:, -1].all()
 
