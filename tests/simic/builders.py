@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from esper.leyline import SlotConfig
-from esper.simic.agent import Outcome, PPOAgent, collect, first_view
+from esper.simic.agent import PPOAgent
 from esper.simic.agent.network import last_layer
 from esper.simic.control import ActionSpec, Head, Masks, esper_action_spec
+from esper_lab.player import Player
+from esper_lab.worlds import ToyStep
 
 ESPER_SPEC = esper_action_spec(SlotConfig.default())
 
@@ -126,12 +128,12 @@ class RandomWorld:
     def reset(self) -> tuple[Tensor, Masks]:
         return torch.randn(self.num_envs, self.obs_dim), random_masks(self.spec, self.num_envs)
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor) -> ToyStep:
         ended = torch.rand(self.num_envs) < self._end_rate
         truncated = ended & (torch.rand(self.num_envs) < 0.5)
         obs, masks = self.reset()
         final = torch.randn(self.num_envs, self.obs_dim)
-        return Outcome(obs, masks, final, torch.randn(self.num_envs), ended & ~truncated, truncated)
+        return ToyStep(obs, masks, final, torch.randn(self.num_envs), ended & ~truncated, truncated)
 
 
 def make_agent(**overrides: object) -> PPOAgent:
@@ -154,7 +156,7 @@ def agent_with_round(seed: int = 0, world: RandomWorld | None = None, **override
     with torch.no_grad():
         for name in agent.spec.names:
             last_layer(agent._base_network.policy_head(name)).weight.mul_(100.0)
-    collect(agent, world, first_view(agent, world))
+    Player(agent, world).fill_buffer()
     return agent
 
 

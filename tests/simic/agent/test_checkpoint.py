@@ -15,13 +15,12 @@ from esper.simic.agent import (
     CHECKPOINT_VERSION,
     PPOAgent,
     checkpoint,
-    collect,
-    first_view,
     load_checkpoint,
     save_checkpoint,
 )
 from esper.simic.agent.checkpoint import agent_state
 from esper.simic.control import RewardNormalizer, RunningMeanStd
+from esper_lab.player import Player
 from tests.catalogues import one_more_kind
 from tests.fuzzing import Change, changed, little_memory
 from tests.simic.builders import BANDIT_SPEC, RandomWorld, agent_with_round, make_agent, parameters_of
@@ -30,7 +29,7 @@ from tests.simic.builders import BANDIT_SPEC, RandomWorld, agent_with_round, mak
 def learn(agent: PPOAgent, rounds: int) -> None:
     world = RandomWorld(agent.num_envs)
     for _ in range(rounds):
-        collect(agent, world, first_view(agent, world))
+        Player(agent, world).fill_buffer()
         agent.update()
 
 

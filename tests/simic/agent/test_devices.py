@@ -12,19 +12,17 @@ from torch import Tensor
 
 from esper.leyline import InputError
 from esper.simic.agent import (
-    Outcome,
     PPOAgent,
-    collect,
-    first_view,
     load_checkpoint,
     optimizer,
-    play_episodes,
     save_checkpoint,
 )
 from esper.simic.agent.cloning import clone
 from esper.simic.control import RunningMeanStd
 from esper.simic.telemetry import TelemetryConfig, UpdateWatcher
 from esper.tolaria.compute import find_device
+from esper_lab.player import Player
+from esper_lab.worlds import ToyStep
 from tests.second_device import SECOND, SecondDevice
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
@@ -35,7 +33,7 @@ STEPS = 4
 class CpuWorld(RandomWorld):
     """Looks where its actions are."""
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor) -> ToyStep:
         assert actions.device.type == "cpu"
         return super().step(actions)
 
@@ -45,9 +43,9 @@ def play_and_learn(agent: PPOAgent, rounds: int) -> Tensor:
     agent.telemetry_config = TelemetryConfig("debug")
     agent.observer = watcher = UpdateWatcher(agent, agent.telemetry_config, 2.0, 0.5)
     normalizer, world = RunningMeanStd((6,), agent.device), CpuWorld(agent.num_envs)
-    view = first_view(agent, world)
+    player = Player(agent, world)
     for _ in range(rounds):
-        view = collect(agent, world, view)
+        player.fill_buffer()
         agent.update(obs_normalizer=normalizer)
         assert watcher.take_debug_records(watcher.take_gradients()) is not None
     return parameters_of(agent).cpu()
@@ -109,15 +107,15 @@ def test_everything_lives_on_the_device_of_the_agent(tmp_path: Path) -> None:
 def test_playing_reads_three_numbers_a_step(second_device: SecondDevice) -> None:
     """Whether the logits are finite, whether every head had a choice, and the actions."""
     agent, world = make_agent(device=THERE), RandomWorld()
-    view = first_view(agent, world)
+    player = Player(agent, world)
     before = second_device.reads
-    collect(agent, world, view)
+    player.fill_buffer()
     assert second_device.reads - before == 3 * agent.max_steps
 
 
 @pytest.mark.usefixtures("second_device")
 def test_whole_episodes_are_played_on_another_device() -> None:
-    assert len(play_episodes(make_agent(device=THERE), CpuWorld(end_rate=0.5), 4)) == 4
+    assert len(Player(make_agent(device=THERE), CpuWorld(end_rate=0.5)).returns(4)) == 4
 
 
 @pytest.mark.parametrize("stored_on", ["cpu", THERE])

@@ -18,9 +18,10 @@ from esper.leyline import (
     InputError,
     SlotConfig,
 )
-from esper.simic.agent import FactoredRecurrentActorCritic, PPOAgent, by_head, collect, first_view
+from esper.simic.agent import FactoredRecurrentActorCritic, PPOAgent, by_head
 from esper.simic.agent.sequences import SequenceBatch
 from esper.simic.control import RunningMeanStd, esper_action_spec
+from esper_lab.player import Player
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
@@ -37,9 +38,9 @@ def test_first_epoch_ratios_are_one_on_every_head(rounds: int, hidden_storage: s
     """Over episodes that end by either flag, begin inside rows, and go on from an earlier round."""
     torch.manual_seed(0)
     agent, world = make_agent(hidden_storage=hidden_storage, max_steps=40), RandomWorld()
-    view = first_view(agent, world)
+    player = Player(agent, world)
     for _ in range(rounds):
-        view = collect(agent, world, view)
+        player.fill_buffer()
         batch = agent.buffer.get_batched_sequences()
         for name, gap in by_head(agent.spec, log_ratio(agent, batch)).items():
             active = by_head(agent.spec, batch.active)[name]
@@ -68,15 +69,16 @@ def test_time_outs_are_bootstrapped_with_the_state_after_the_step() -> None:
     """The stored value is V of the final observation under the LSTM state after the step, not before it."""
     torch.manual_seed(0)
     agent, world = make_agent(max_steps=1), RandomWorld(end_rate=0.0)
-    view = first_view(agent, world)
+    player = Player(agent, world)
+    obs, masks, hidden = player.obs, player.masks, player.hidden
     torch.manual_seed(1)
-    after = collect(agent, world, view)
+    player.fill_buffer()
     torch.manual_seed(1)
-    decision = agent.act(view.obs, view.masks, view.hidden)
+    decision = agent.act(obs, masks, hidden)
     final = world.step(decision.actions).final_obs
     torch.testing.assert_close(agent.buffer.bootstrap_values[:, 0], agent.value(final, decision.hidden))
-    assert not torch.allclose(agent.value(final, decision.hidden), agent.value(final, view.hidden))
-    torch.testing.assert_close(after.hidden[0], decision.hidden[0])
+    assert not torch.allclose(agent.value(final, decision.hidden), agent.value(final, hidden))
+    torch.testing.assert_close(player.hidden[0], decision.hidden[0])
 
 
 def test_order_of_environments_does_not_change_the_loss() -> None:

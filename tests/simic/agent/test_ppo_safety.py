@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from esper.leyline import InputError, InvalidStateMachineError, SlotConfig
-from esper.simic.agent import PPOAgent, collect, first_view
+from esper.simic.agent import PPOAgent
+from esper_lab.player import Player
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
@@ -35,7 +36,7 @@ def test_one_bad_reward_leaves_the_parameters_finite_and_later_rounds_intact(bad
     assert math.isfinite(metrics["return_scale"])
     assert parameters_of(agent).isfinite().all()
     world = RandomWorld()
-    collect(agent, world, first_view(agent, world))
+    Player(agent, world).fill_buffer()
     assert agent.update()["optimizer_steps"] == 1
 
 

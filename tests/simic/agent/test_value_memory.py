@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.agent import PPOAgent, collect, first_view
+from esper.simic.agent import PPOAgent
 from esper.simic.agent.sequences import SequenceBatch
 from esper.simic.agent.value_memory import ValueMemory
+from esper_lab.player import Player
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
@@ -52,7 +53,7 @@ def test_an_agent_remembers_its_rounds_only_if_asked_to() -> None:
         agent = make_agent(value_memory=rounds)
         world = RandomWorld(agent.num_envs)
         for _ in range(3):
-            collect(agent, world, first_view(agent, world))
+            Player(agent, world).fill_buffer()
             agent.update()
         assert len(agent.memory) == remembered
 
@@ -86,7 +87,7 @@ def test_a_round_that_is_not_finite_leaves_weights_and_memory_finite(
     (kept,) = agent.memory.state_dict()
     assert len(kept["lengths"]) == 3
     world = RandomWorld(agent.num_envs)
-    collect(agent, world, first_view(agent, world))
+    Player(agent, world).fill_buffer()
     assert not agent.update()["has_numerical_issue"]
 
 
