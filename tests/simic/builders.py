@@ -11,10 +11,12 @@ from torch import Tensor
 
 from esper.leyline import SlotConfig
 from esper.simic.agent import PPOAgent
-from esper.simic.agent.collect import Outcome, collect, first_view
 from esper.simic.agent.network import last_layer
 from esper.simic.config import LearnerConfig, TrainingConfig
 from esper.simic.control import ActionSpec, Head, Masks, esper_action_spec
+from esper_lab.player import Player
+from esper_lab.trials import TOY_LEARNER
+from esper_lab.worlds import ToyStep
 
 ESPER_SPEC = esper_action_spec(SlotConfig.default())
 
@@ -130,29 +132,16 @@ class RandomWorld:
     def reset(self) -> tuple[Tensor, Masks]:
         return torch.randn(self.num_envs, self.obs_dim), random_masks(self.spec, self.num_envs)
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor) -> ToyStep:
         ended = torch.rand(self.num_envs) < self._end_rate
         truncated = ended & (torch.rand(self.num_envs) < 0.5)
         obs, masks = self.reset()
         final = torch.randn(self.num_envs, self.obs_dim)
-        return Outcome(obs, masks, final, torch.randn(self.num_envs), ended & ~truncated, truncated)
+        return ToyStep(obs, masks, final, torch.randn(self.num_envs), ended & ~truncated, truncated)
 
 
-SMALL_LEARNER: dict[str, Any] = {
-    "lstm_hidden_dim": 16,
-    "device": "cpu",
-    "lr": 3e-4,
-    "gamma": 0.995,
-    "gae_lambda": 0.95,
-    "epochs": 1,
-    "num_minibatches": 1,
-    "target_kl": 0.015,
-    "entropy_coef": 0.05,
-    "entropy_coef_min": 0.01,
-    "max_grad_norm": 0.5,
-    "horizon_is_terminal": False,
-}
-"""Options that make one exact step and show every term of the loss."""
+SMALL_LEARNER: dict[str, Any] = TOY_LEARNER | {"lstm_hidden_dim": 16}
+"""One exact step that shows every term of the loss."""
 
 
 def make_agent(**overrides: object) -> PPOAgent:
@@ -170,7 +159,7 @@ def agent_with_round(seed: int = 0, world: RandomWorld | None = None, **override
     with torch.no_grad():
         for name in agent.spec.names:
             last_layer(agent._base_network.policy_head(name)).weight.mul_(100.0)
-    collect(agent, world, first_view(agent, world))
+    Player(agent, world).fill_buffer()
     return agent
 
 

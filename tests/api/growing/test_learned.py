@@ -12,8 +12,8 @@ from esper.kasmina import take_snapshot
 from esper.leyline import InputError
 from esper.simic.agent import PPOAgent
 from esper.simic.agent.checkpoint import save_checkpoint
+from esper.simic.config import LearnerConfig
 from esper.simic.control import observation_width
-from esper.simic.training.controller import fresh_normalizer
 from tests.api.growing.builders import assert_same, grow, make_grower
 
 SLOTS = 3
@@ -21,9 +21,8 @@ SLOTS = 3
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
-    agent = PPOAgent(state_dim=observation_width(SLOTS), lstm_hidden_dim=8, device="cpu")
-    normalizer = fresh_normalizer(agent).state_dict()
-    save_checkpoint(tmp_path / "controller.pt", agent, {"normalizer": normalizer})
+    agent = PPOAgent(LearnerConfig(lstm_hidden_dim=8, device="cpu"), state_dim=observation_width(SLOTS), normalize=True)
+    save_checkpoint(tmp_path / "controller.pt", agent)
     return str(tmp_path / "controller.pt")
 
 

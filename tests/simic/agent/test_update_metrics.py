@@ -19,7 +19,7 @@ from tests.simic.builders import RandomWorld, agent_with_round
 def test_value_diagnostics_equal_numpy() -> None:
     agent = agent_with_round()
     buffer = agent.buffer
-    buffer.compute_advantages_and_returns(agent.gamma, agent.gae_lambda)
+    buffer.compute_advantages_and_returns(agent.config.gamma, agent.config.gae_lambda)
     values, returns, advantages = (
         t.double().numpy().copy() for t in (buffer.values, buffer.returns, buffer.advantages)
     )

@@ -9,9 +9,9 @@ import pytest
 
 from esper.leyline import InputError
 from esper.simic.agent import PPOAgent
+from esper.simic.config import RANGES, _validate_range
 from esper.simic.rewards import RewardConfig, RewardFamily, ShapingConfig
 from esper.simic.training import TrainingConfig, settled
-from esper.simic.config import RANGES, _validate_range
 from esper.tolaria import ComputeSettings, TrackerSettings
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import esper
-from esper.simic.training import GrowthWorld
 from esper.simic.config import FIRST_LESSON
+from esper.simic.training import GrowthWorld
 from esper.simic.training.recipe import EnvRecipe
 from esper.simic.training.trainer import FIRST_VALIDATION_SEED
 from esper.tolaria import WorkerPool

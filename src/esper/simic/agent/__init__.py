@@ -1,7 +1,7 @@
 """The learner: a recurrent policy, the buffer of a round, and PPO."""
 
 from esper.simic.agent.checkpoint import CHECKPOINT_VERSION, load_checkpoint, save_checkpoint
-from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy, reset_hidden
+from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import (
     TamiyoRolloutBuffer,
@@ -38,6 +38,5 @@ __all__ = [
     "compute_per_head_advantages",
     "generalized_advantages",
     "load_checkpoint",
-    "reset_hidden",
     "save_checkpoint",
 ]

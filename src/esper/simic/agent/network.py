@@ -235,12 +235,6 @@ def last_layer(head: nn.Sequential) -> nn.Linear:
     return layer
 
 
-def reset_hidden(hidden: Hidden, done: Tensor) -> Hidden:
-    """`hidden` with zeros for the environments whose episode ended, by either flag: `done [N]`."""
-    ended = done.view(1, -1, 1)
-    return hidden[0].masked_fill(ended, 0.0), hidden[1].masked_fill(ended, 0.0)
-
-
 class Policy:
     """All that deciding takes: a network, the statistics that normalise its observations, and the scale of its values.
 

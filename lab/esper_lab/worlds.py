@@ -1,17 +1,57 @@
-"""Small worlds with known answers, and an adapter for Gymnasium: what the learner is tested and compared on."""
+"""Toy worlds with known answers, and an adapter for Gymnasium: what the learner is tested and compared on."""
 
 from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.simic.agent.collect import Outcome
 from esper.simic.control.action_spec import ActionSpec, Head, Masks
 
 CARTPOLE_POSITIONS = (0, 2)
 """Cart position and pole angle; without the two velocities one observation does not tell where things go."""
+
+
+class ToyStep(NamedTuple):
+    """What one step of a world brought, on the CPU.
+
+    | tensor | shape | meaning |
+    |---|---|---|
+    | obs | `[N, D]` | what to act on next; of the new episode where one ended |
+    | masks | per head | what is legal next |
+    | final_obs | `[N, D]` | the state after the step, before any reset |
+    | rewards, terminated, truncated | `[N]` | |
+    """
+
+    obs: Tensor
+    masks: Masks
+    final_obs: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+
+    @property
+    def ended(self) -> Tensor:
+        """`[N]`: by either flag."""
+        return self.terminated | self.truncated
+
+
+class ToyWorld(Protocol):
+    """N environments that start over by themselves. What they take and give is on the CPU."""
+
+    spec: ActionSpec
+    num_envs: int
+    obs_dim: int
+
+    def reset(self) -> tuple[Tensor, Masks]:
+        """First observation `[N, D]` and masks."""
+        ...
+
+    def step(self, actions: Tensor) -> ToyStep:
+        """Take `actions [N, H]`."""
+        ...
 
 
 def one_head(size: int) -> ActionSpec:
@@ -20,7 +60,10 @@ def one_head(size: int) -> ActionSpec:
 
 
 class GymWorld:
-    """N copies of a Gymnasium environment with a discrete action; `encode` makes a batch of observations floats."""
+    """N copies of a Gymnasium environment whose actions are discrete; `encode` makes a batch of observations floats.
+
+    An action with several parts needs a `spec` whose heads have their sizes.
+    """
 
     def __init__(
         self,
@@ -28,6 +71,7 @@ class GymWorld:
         num_envs: int,
         encode: Callable[[np.ndarray], np.ndarray],
         seed: int,
+        spec: ActionSpec | None = None,
     ) -> None:
         self._envs = gymnasium.vector.SyncVectorEnv(
             [make] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
@@ -36,8 +80,10 @@ class GymWorld:
         self._seed = seed
         self.num_envs = num_envs
         action_space = self._envs.single_action_space
-        assert isinstance(action_space, gymnasium.spaces.Discrete)
-        self.spec = one_head(int(action_space.n))
+        if spec is None:
+            assert isinstance(action_space, gymnasium.spaces.Discrete)
+            spec = one_head(int(action_space.n))
+        self.spec = spec
         self._masks = self.spec.all_legal((num_envs,))
         self.obs_dim = self.reset()[0].shape[1]
 
@@ -48,13 +94,14 @@ class GymWorld:
         """New episodes everywhere, the same ones for the same seed."""
         return self._tensor(self._envs.reset(seed=self._seed)[0]), self._masks
 
-    def step(self, actions: Tensor) -> Outcome:
-        """Take `actions [N, 1]`."""
-        obs, rewards, terminated, truncated, info = self._envs.step(actions[:, 0].numpy())
+    def step(self, actions: Tensor) -> ToyStep:
+        """Take `actions [N, H]`."""
+        chosen = actions.numpy().reshape(self._envs.action_space.shape)
+        obs, rewards, terminated, truncated, info = self._envs.step(chosen)
         final = np.array(obs)
         for env in np.flatnonzero(terminated | truncated):
             final[env] = info["final_obs"][env]
-        return Outcome(
+        return ToyStep(
             self._tensor(obs),
             self._masks,
             self._tensor(final),
@@ -107,7 +154,7 @@ class FactoredBandit:
         """The highest reward that the present questions allow, `[N]`."""
         return torch.where(self._broken & (self._right == self.TOOLS - 1), 0.5, 1.0)
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor) -> ToyStep:
         """Take `actions [N, 3]`; the reward is a share of the best one."""
         tool, force, mode = actions.unbind(-1)
         right = tool == self._right
@@ -116,7 +163,7 @@ class FactoredBandit:
         rewards = pay / self.best
         obs, masks = self.reset()
         ended = torch.ones(self.num_envs, dtype=torch.bool)
-        return Outcome(obs, masks, obs, rewards, ended, ~ended)
+        return ToyStep(obs, masks, obs, rewards, ended, ~ended)
 
 
 class EndlessWorld:
@@ -148,14 +195,14 @@ class EndlessWorld:
         self._age = torch.arange(self.num_envs) % self._limit
         return self._obs(), self._masks
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor) -> ToyStep:
         """Nothing that is done matters."""
         rewards = self.REWARD * (self._age % 2 == 0)
         self._age = self._age + 1
         final = self._obs()
         truncated = self._age == self._limit
         self._age = torch.where(truncated, actions.new_zeros(()), self._age)
-        return Outcome(self._obs(), self._masks, final, rewards, torch.zeros_like(truncated), truncated)
+        return ToyStep(self._obs(), self._masks, final, rewards, torch.zeros_like(truncated), truncated)
 
 
 def repeat_world(make: Callable[[], gymnasium.Env[object, object]], num_envs: int, seed: int) -> GymWorld:

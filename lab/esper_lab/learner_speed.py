@@ -4,58 +4,37 @@ Times are CPU-seconds of this process with one thread. Repeats of the two are in
 both, and medians are reported.
 """
 
-import gc
 import importlib.util
 import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor
 
 from esper.leyline import SlotConfig
-from esper.simic.agent.collect import Outcome, collect, first_view
-from esper.simic.agent.network import FactoredRecurrentActorCritic
-from esper.simic.agent.ppo import PPOAgent
-from esper.simic.control.action_spec import Masks, esper_action_spec
+from esper.simic.agent import FactoredRecurrentActorCritic, PPOAgent
+from esper.simic.config import LearnerConfig
+from esper.simic.control import esper_action_spec
+from esper_lab.player import Player
+from esper_lab.timing import cpu_seconds, interleaved_medians
+from esper_lab.trials import TOY_LEARNER
+from esper_lab.worlds import GymWorld
 
 ENVS, STEPS, OBS_DIM = 8, 150, 128
 EPOCHS, MINIBATCHES = 4, 4
-LSTM_SIZES = (128, 512)
 HEAD_DIM = 64
 """Width of the layers behind the LSTM, as in RecurrentPPO's policy."""
 ACT_STEPS = 50
-
-
-class NoiseWorld:
-    """Random observations and rewards in episodes of `STEPS`: only shapes matter for timing."""
-
-    def __init__(self) -> None:
-        self.num_envs, self.obs_dim = ENVS, OBS_DIM
-        self.spec = esper_action_spec(SlotConfig.default())
-        self._masks = self.spec.all_legal((ENVS,))
-        self._age = 0
-
-    def reset(self) -> tuple[Tensor, Masks]:
-        """The first of `STEPS` observations."""
-        return torch.randn(ENVS, OBS_DIM), self._masks
-
-    def step(self, actions: Tensor) -> Outcome:
-        """Noise, whatever is done."""
-        self._age = (self._age + 1) % STEPS
-        ended = torch.full((len(actions),), self._age == 0)
-        obs = torch.randn(ENVS, OBS_DIM)
-        return Outcome(obs, self._masks, obs, torch.randn(ENVS), ended, torch.zeros_like(ended))
+SPEC = esper_action_spec(SlotConfig.default())
 
 
 class NoiseEnv(gymnasium.Env[Any, Any]):
-    """The same for Gymnasium, one environment; its action has the sizes of Esper's heads."""
+    """Random observations and rewards in episodes of `STEPS`: only shapes matter for timing."""
 
     def __init__(self) -> None:
-        sizes = [head.size for head in esper_action_spec(SlotConfig.default()).heads]
+        sizes = [head.size for head in SPEC.heads]
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (OBS_DIM,), np.float32)
         self.action_space = gymnasium.spaces.MultiDiscrete(sizes)
         self._age = 0
@@ -76,7 +55,7 @@ class NoiseEnv(gymnasium.Env[Any, Any]):
         return self._obs(), float(self.np_random.standard_normal()), self._age == STEPS, False, {}
 
 
-def bench_ppo_update(lstm_sizes: tuple[int, ...] = LSTM_SIZES, repeats: int = 3) -> dict[str, Any]:
+def bench_ppo_update(lstm_sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """Times as plain data.
 
     `ppo_update.ours_s` and `ppo_update.sb3_s` map LSTM size to CPU-seconds of one update, `ppo_update.speedup` to
@@ -97,7 +76,7 @@ def bench_ppo_update(lstm_sizes: tuple[int, ...] = LSTM_SIZES, repeats: int = 3)
         if peer_missing is None:
             contenders["sb3"] = _sb3_update(size, {})
             contenders["sb3 shared"] = _sb3_update(size, {"shared_lstm": True, "enable_critic_lstm": False})
-        medians = _interleaved(contenders, repeats)
+        medians = interleaved_medians(contenders, repeats)
         ours[str(size)], lstm[str(size)] = medians["ours"], medians["lstm"]
         if peer_missing is None:
             theirs[str(size)], shared[str(size)] = medians["sb3"], medians["sb3 shared"]
@@ -132,48 +111,28 @@ def _peer_missing() -> str | None:
     return None
 
 
-def _interleaved(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """Median CPU-seconds of each contender over `repeats` turns, after one turn to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(repeats + 1):
-        for name, run in contenders.items():
-            seconds = run()
-            if turn > 0:
-                times[name].append(seconds)
-    return {name: statistics.median(measured) for name, measured in times.items()}
-
-
-def _cpu_seconds(run: Callable[[], object]) -> float:
-    """CPU time of one call, with garbage collection put off, as `timeit` does."""
-    gc.collect()
-    gc.disable()
-    start = time.process_time()
-    run()
-    seconds = time.process_time() - start
-    gc.enable()
-    return seconds
-
-
 def _agent(lstm_size: int) -> PPOAgent:
-    spec = esper_action_spec(SlotConfig.default())
+    learner = TOY_LEARNER | {"epochs": EPOCHS, "num_minibatches": MINIBATCHES, "target_kl": None}
     return PPOAgent(
+        LearnerConfig(**learner),
         state_dim=OBS_DIM,
-        network=FactoredRecurrentActorCritic(spec, OBS_DIM, lstm_hidden_dim=lstm_size, head_dim=HEAD_DIM),
+        network=FactoredRecurrentActorCritic(SPEC, OBS_DIM, lstm_hidden_dim=lstm_size, head_dim=HEAD_DIM),
         num_envs=ENVS,
         max_steps=STEPS,
-        recurrent_n_epochs=EPOCHS,
-        num_minibatches=MINIBATCHES,
-        target_kl=None,
-        device="cpu",
     )
 
 
+def _player(agent: PPOAgent) -> Player:
+    return Player(agent, GymWorld(NoiseEnv, ENVS, lambda obs: obs, 0, SPEC))
+
+
 def _our_update(lstm_size: int) -> Callable[[], float]:
-    agent, world = _agent(lstm_size), NoiseWorld()
+    agent = _agent(lstm_size)
+    player = _player(agent)
 
     def run() -> float:
-        collect(agent, world, first_view(agent, world))
-        return _cpu_seconds(agent.update)
+        player.fill_buffer()
+        return cpu_seconds(agent.update)
 
     return run
 
@@ -187,7 +146,7 @@ def _lstm_calls(lstm_size: int) -> Callable[[], float]:
             output, _ = lstm(batch)
             torch.autograd.grad(output, [batch, *lstm.parameters()], torch.ones_like(output))
 
-    return lambda: _cpu_seconds(calls)
+    return lambda: cpu_seconds(calls)
 
 
 def _sb3_update(lstm_size: int, policy_options: dict[str, Any]) -> Callable[[], float]:
@@ -208,18 +167,18 @@ def _sb3_update(lstm_size: int, policy_options: dict[str, Any]) -> Callable[[], 
 
     def run() -> float:
         model.collect_rollouts(envs, callback, model.rollout_buffer, n_rollout_steps=STEPS)
-        return _cpu_seconds(model.train)
+        return cpu_seconds(model.train)
 
     return run
 
 
 def _act_step_seconds(lstm_size: int) -> float:
-    agent, world = _agent(lstm_size), NoiseWorld()
-    view = first_view(agent, world)
+    agent = _agent(lstm_size)
+    player = _player(agent)
 
     def run() -> None:
         for _ in range(ACT_STEPS):
-            agent.act(view.obs, view.masks, view.hidden)
+            agent.act(player.obs, player.masks, player.hidden)
 
     run()
-    return statistics.median(_cpu_seconds(run) for _ in range(5)) / ACT_STEPS
+    return statistics.median(cpu_seconds(run) for _ in range(5)) / ACT_STEPS

@@ -1,11 +1,18 @@
-"""What growing brings: controllers and static networks on the same seeds, and the best open-loop schedule."""
+"""What growing brings: controllers and static networks on the same seeds, and the best open-loop schedule.
+
+`esper bench growth` and `esper bench oracle` show it.
+"""
 
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from esper.api.statistics import Estimate
 from esper.kasmina import build_host, num_blueprints
@@ -14,11 +21,9 @@ from esper.tamiyo import Heuristic, HeuristicSettings, Never, Planting, Schedule
 from esper.tolaria import EpisodeResult, EpisodeSettings, Task
 from esper.tolaria.records import Kept
 from esper.tolaria.tasks.registry import HostSettings
+from esper_lab.timing import Progress
 
 Key = TypeVar("Key")
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being run, how many episodes are done and how many there are."""
 
 _LAST_PLANTING_STEP = 14
 """A seed planted later than this can hardly be blended and learn before the episode ends."""
@@ -58,6 +63,41 @@ class Row:
         pairs = zip(self.results, other.results, strict=True)
         return Estimate.of([mine.test_score - theirs.test_score for mine, theirs in pairs])
 
+    def numbers(self) -> dict[str, object]:
+        """As plain data."""
+        estimates = {"test_accuracy": self.test_score, "objective": self.test_objective, "parameters": self.parameters}
+        return {name: asdict(estimate) for name, estimate in estimates.items()}
+
+
+def print_rows(title: str, rows: Sequence[Row], console: Console) -> None:
+    table = Table("", "test accuracy, %", "objective", "parameters", "gain over the first", title=title, box=box.SIMPLE)
+    for row in rows:
+        table.add_row(
+            row.name,
+            row.test_score.show(),
+            row.test_objective.show(),
+            f"{row.parameters.mean:,.0f}",
+            "" if row is rows[0] else row.gain_over(rows[0]).show(),
+        )
+    console.print(table)
+
+
+def print_margins(num_controllers: int, rows: Sequence[Row], console: Console) -> dict[str, dict[str, object]]:
+    """Say how what is grown does beside the best widened host, by objective on validation; return it as numbers."""
+    best = _best_on_validation([row for row in rows if row.name.endswith("widened")])
+    numbers: dict[str, dict[str, object]] = {}
+    for row in rows[: num_controllers + 1]:
+        if row.name == "never":
+            continue
+        label, score, objective = f"{row.name} minus {best.name}", row.score_gain_over(best), row.gain_over(best)
+        console.print(f"{label}: test accuracy {score.show()}, objective {objective.show()}", highlight=False)
+        numbers[label] = {"accuracy": score.to_dict(), "objective": objective.to_dict()}
+    return numbers
+
+
+def _best_on_validation(rows: Sequence[Row]) -> Row:
+    return max(rows, key=lambda row: sum(result.val_objective for result in row.results))
+
 
 def compare(
     task: Task,
@@ -90,7 +130,7 @@ def compare(
     for which in widened:
         run(f"{which} widened", partial(run_widened, task, which, grown, seeds, settings))
     single = rows[-len(widened) + 1 :] if len(widened) > 1 else []
-    best = max(single, key=lambda row: sum(result.val_objective for result in row.results), default=None)
+    best = _best_on_validation(single) if single else None
     return [row for row in rows if row not in single or row is best]
 
 
@@ -178,7 +218,7 @@ def _widened(task: Task, target_params: int, key: str, raised: Callable[[int], i
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RankedSchedule:
     """A schedule and its mean objective on validation over the tasks and the seeds it was judged on."""
 
     plantings: tuple[Planting, ...]
@@ -188,7 +228,7 @@ class Candidate:
 
 def search_schedules(
     tasks: Sequence[Task], num_candidates: int, first_seed: int, progress: Progress
-) -> list[Candidate]:
+) -> list[RankedSchedule]:
     """The best constant action sequences on `tasks` together, best first; doing nothing is always among them.
 
     Random schedules, judged on ever more seeds as ever fewer are left. Selection reads validation only.
@@ -209,7 +249,7 @@ def search_schedules(
         if seeds != _HALVINGS[-1]:
             kept = ranked[: max(2, len(ranked) // 3)]
             alive = dict(kept) if () in dict(kept) else {**dict(kept), (): alive[()]}
-    return [Candidate(plantings, sum(scores) / len(scores), len(scores)) for plantings, scores in ranked]
+    return [RankedSchedule(plantings, sum(scores) / len(scores), len(scores)) for plantings, scores in ranked]
 
 
 def _random_plantings(dice: random.Random, num_slots: int) -> tuple[Planting, ...]:

@@ -1,7 +1,8 @@
-"""What is timed: hosts on random data with seeds in half of their slots, for the executors and as plain modules."""
+"""What `esper bench speed` times: hosts on random data, every second slot planted, grafted and as plain modules."""
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -19,6 +20,60 @@ _INPUT_SHAPES = {"mlp": (40,), "conv1d": (40,), "conv2d": (3, 32, 32)}
 _CLASSES = 10
 _OPTIMIZER = OptimizerSettings(lr=1e-3)
 _SPLITS = (1024, 256, 256)
+LSTM_SIZES = (128, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedSettings:
+    """Sizes and times of `esper bench speed`."""
+
+    repeats: int
+    """Interleaved repeats; medians are reported."""
+    batch_size: int
+    """Samples in a minibatch of a host."""
+    hosts: tuple[str, ...] = ("mlp", "conv1d", "conv2d")
+    """Hosts of the zoo, with their default settings."""
+    nums: tuple[int, ...] = (1, 8, 32, 128)
+    """How many hosts train side by side."""
+    lstm_sizes: tuple[int, ...] = LSTM_SIZES
+    """Of the learners whose updates are timed."""
+    turn_seconds: float = 0.25
+    """How long one turn of one contender should take at least, as far as one minibatch is shorter."""
+    turn_batches: int = 10
+    """How many minibatches one turn has at least, as in an epoch, whose beginning costs something too."""
+    case_seconds: float = 15.0
+    """The most that all turns of one host at one N may take; what would take longer is repeated less or skipped."""
+    episode_length: int = 12
+    """Steps of the episode in which the parts of a whole step are timed."""
+    step_envs: int = 32
+    """Hosts of that episode."""
+    slots: tuple[int, ...] = (3, 5, 7, 9)
+    """Slots of a host for which time and memory are measured; odd numbers, see `task_with_slots`."""
+    lengths: tuple[int, ...] = (5, 10, 20)
+    """Steps of an episode for which they are measured."""
+    scaling_steps: int = 5
+    """Steps of an episode where they are measured against N and slots."""
+    batches_per_epoch: int = 25
+    """Minibatches in a step of the environment."""
+
+
+def quick_settings(batch_size: int) -> SpeedSettings:
+    """Seconds instead of minutes: whether everything runs, not how fast."""
+    return SpeedSettings(
+        repeats=1,
+        batch_size=batch_size,
+        nums=(2,),
+        lstm_sizes=(16,),
+        turn_seconds=0.01,
+        turn_batches=1,
+        case_seconds=1.0,
+        episode_length=4,
+        step_envs=4,
+        slots=(),
+        lengths=(),
+        scaling_steps=2,
+        batches_per_epoch=2,
+    )
 
 
 def random_splits(shape: tuple[int, ...], sizes: tuple[int, int, int]) -> Splits:

@@ -1,16 +1,13 @@
 """Optimiser steps of hosts per second: the executors and the bare loop, interleaved, on the same hosts and seeds."""
 
-import gc
 import math
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from esper.api.growth_bench import Progress
-from esper.api.speed.settings import SpeedSettings
-from esper.api.speed.workload import BareTrainer, half_planted, host_task, sites_of
 from esper.tolaria import Executor, LoopExecutor, StackedExecutor, Task
+from esper_lab.timing import Progress, cpu_seconds, interleaved_medians
+from esper_lab.workload import BareTrainer, SpeedSettings, half_planted, host_task, sites_of
 
 CONTENDERS = ("bare", "loop", "stacked")
 _FEWEST_TURNS = 2
@@ -54,7 +51,7 @@ def _shortest_turn(host: str, settings: SpeedSettings) -> float:
     task = host_task(host, settings.batch_size, 1)
     bare = _bare(task, 2, 1)
     bare()
-    return min(_seconds(bare) for _ in range(3)) / 2
+    return min(cpu_seconds(bare) for _ in range(3)) / 2
 
 
 def _time_case(host: str, num: int, shortest: float, settings: SpeedSettings) -> dict[str, float]:
@@ -62,13 +59,13 @@ def _time_case(host: str, num: int, shortest: float, settings: SpeedSettings) ->
     wanted = max(settings.turn_batches, math.ceil(settings.turn_seconds / shortest))
     batches = max(1, min(wanted, int(settings.case_seconds / (len(CONTENDERS) * _FEWEST_TURNS * shortest))))
     task = host_task(host, settings.batch_size, batches)
-    runs: dict[str, Callable[[], object]] = {
-        "bare": _bare(task, num, batches),
-        "loop": _planted(LoopExecutor(task, num, 1), num).train_epoch,
-        "stacked": _planted(StackedExecutor(task, num, 1), num).train_epoch,
+    runs = {
+        "bare": partial(cpu_seconds, _bare(task, num, batches)),
+        "loop": partial(cpu_seconds, _planted(LoopExecutor(task, num, 1), num).train_epoch),
+        "stacked": partial(cpu_seconds, _planted(StackedExecutor(task, num, 1), num).train_epoch),
     }
     affordable = settings.case_seconds / (len(runs) * batches * shortest) - 1
-    turns = _interleaved(runs, max(1, min(settings.repeats, int(affordable))))
+    turns = interleaved_medians(runs, max(1, min(settings.repeats, int(affordable))))
     return {contender: num * batches / seconds for contender, seconds in turns.items()}
 
 
@@ -87,24 +84,3 @@ def _planted(executor: Executor, num: int) -> Executor:
     executor.start(range(num), range(num))
     executor.follow(half_planted(num, executor.catalogue))
     return executor
-
-
-def _interleaved(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each contender over `repeats` turns, after one turn to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(repeats + 1):
-        for name, run in runs.items():
-            seconds = _seconds(run)
-            if turn > 0:
-                times[name].append(seconds)
-    return {name: statistics.median(measured) for name, measured in times.items()}
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    gc.collect()
-    gc.disable()
-    start = time.process_time()
-    run()
-    seconds = time.process_time() - start
-    gc.enable()
-    return seconds

@@ -1,21 +1,13 @@
-"""The speed benchmark: what it times is what it says, and what has no time is skipped with a note."""
+"""What the speed benchmark times is what it says."""
 
-from dataclasses import replace
 from itertools import chain
 
 import pytest
 import torch
 
-from esper.api.speed import DEFAULT, QUICK, bench_host_steps
-from esper.api.speed.growth import task_with_slots
-from esper.api.speed.workload import BareTrainer, half_planted, host_task, sites_of
 from esper.kasmina import num_blueprints
 from esper.tolaria import LoopExecutor
-from tests.worlds import slots_of
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    pass
+from esper_lab.workload import BareTrainer, half_planted, host_task, sites_of
 
 
 def test_half_of_the_slots_are_planted_and_every_fitting_blueprint_is_used() -> None:
@@ -45,13 +37,3 @@ def test_the_bare_network_computes_what_the_grafted_one_does(host: str) -> None:
             for target, source in zip(chain(*bare.clipped), chain(*own), strict=True):
                 target.copy_(source.normal_(std=0.3))
             torch.testing.assert_close(bare.network(x), grafted(x))
-
-
-def test_hosts_have_as_many_slots_as_the_table_says() -> None:
-    assert [slots_of(task_with_slots(QUICK, slots)) for slots in DEFAULT.growth_slots] == list(DEFAULT.growth_slots)
-
-
-def test_a_case_without_time_is_skipped_and_named() -> None:
-    report = bench_host_steps(replace(QUICK, hosts=("mlp",), nums=(4,), case_seconds=0.0), no_progress)
-    assert report["host_steps_per_second"]["mlp"] == {"bare": {}, "loop": {}, "stacked": {}}
-    assert "4 x mlp was skipped" in report["notes"][0]

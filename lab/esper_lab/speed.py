@@ -1,16 +1,31 @@
-"""The numbers of `esper bench speed` as tables."""
+"""`esper bench speed`: all its measurements in one report, and the tables of it."""
 
 from typing import Any
 
-from esper.cli.output import make_console
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_lab.host_speed import bench_host_steps
+from esper_lab.learner_speed import bench_ppo_update
+from esper_lab.step_speed import bench_scaling, bench_whole_step
+from esper_lab.timing import Progress
+from esper_lab.workload import SpeedSettings
 
 
-def print_speed(report: dict[str, Any]) -> None:
-    """Print what was measured."""
-    from rich import box
-    from rich.table import Table
+def measure_speed(settings: SpeedSettings, progress: Progress) -> dict[str, Any]:
+    """Everything as plain data; see the parts for what it holds."""
+    report: dict[str, Any] = {}
+    for part in (bench_host_steps, bench_whole_step, bench_scaling):
+        report |= part(settings, progress)
+    progress("updates of the learner, a minute", 0, 1)
+    report |= bench_ppo_update(settings.lstm_sizes, settings.repeats)
+    report["setting"] |= {"batch_size": settings.batch_size, "optimizer": "AdamW, fused; host and seeds clipped apart"}
+    return report
 
-    console = make_console()
+
+def print_speed(report: dict[str, Any], console: Console) -> None:
+    """Show what `measure_speed` measured as tables."""
     table = Table(
         "host", "hosts", "bare", "loop", "stacked", title="host steps per second (and times bare)", box=box.SIMPLE
     )
