@@ -13,7 +13,7 @@ from esper.leyline import SlotConfig
 from esper.simic.agent import PPOAgent
 from esper.simic.agent.network import last_layer
 from esper.simic.config import LearnerConfig, TrainingConfig
-from esper.simic.control import ActionSpec, Head, Masks, esper_action_spec
+from esper.simic.control import ActionSpec, Head, Masks, RunningMeanStd, esper_action_spec
 from esper_lab.player import Player
 from esper_lab.trials import TOY_LEARNER
 from esper_lab.worlds import ToyStep
@@ -191,3 +191,9 @@ def config_of(base: TrainingConfig | None = None, **changes: Any) -> TrainingCon
         (groups[group] if group else top)[last] = value
     parts = {group: replace(getattr(base, group), **fields) for group, fields in groups.items()}
     return replace(base, **(parts | top))
+
+
+def normalizer_of(agent: PPOAgent) -> RunningMeanStd:
+    """The statistics of an agent that has them."""
+    assert agent.policy.normalizer is not None
+    return agent.policy.normalizer

@@ -23,7 +23,7 @@ from esper.simic.control import RewardNormalizer
 from esper_lab.player import Player
 from tests.catalogues import one_more_kind
 from tests.fuzzing import Change, changed, little_memory
-from tests.simic.builders import BANDIT_SPEC, RandomWorld, agent_with_round, make_agent, parameters_of
+from tests.simic.builders import BANDIT_SPEC, RandomWorld, agent_with_round, make_agent, normalizer_of, parameters_of
 
 
 def learn(agent: PPOAgent, rounds: int) -> None:
@@ -55,7 +55,7 @@ def test_learning_goes_on_bit_for_bit_after_a_reload(tmp_path: Path, options: di
 def test_normaliser_states_travel_with_the_agent(tmp_path: Path) -> None:
     agent, rewards = make_agent(normalize=True), RewardNormalizer()
     assert agent.policy.normalizer is not None
-    agent.policy.normalizer.update(torch.randn(20, 6))
+    normalizer_of(agent).update(torch.randn(20, 6))
     rewards.update_and_normalize(3.0)
     save_checkpoint(tmp_path / "agent.pt", agent, {"reward_normalizer": rewards.state_dict()})
     loaded, extra = load_checkpoint(tmp_path / "agent.pt", device="cpu")

@@ -137,7 +137,7 @@ def test_playing_a_round_reads_no_more_from_the_device_when_watched() -> None:
         counter, world = PolicyReads(), trainer.world
         world.reset, world.step = counter.leave_out(world.reset), counter.leave_out(world.step)  # type: ignore[method-assign]
         with counter:
-            collect_round(trainer.agent, trainer.normalizer, world, 0)
+            collect_round(trainer.agent, world, 0)
         reads[level] = counter.reads
         assert bool(sink.events) == (level != "off")
         world.close()
@@ -197,7 +197,7 @@ def test_a_new_critic_may_overshoot_but_an_older_one_may_not() -> None:
     found = []
     for number in (1, 2, 3):
         trainer._instruments.begin(number, trainer.agent, trainer.world)
-        outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, number)
+        outcome = collect_round(trainer.agent, trainer.world, number)
         trainer._instruments.collected(outcome, trainer.agent, trainer.world)
         metrics = trainer.agent.update()
         metrics["value_mse_after"] = 2 * metrics["value_mse_before"]

@@ -101,7 +101,7 @@ def test_a_controller_learns_and_decides_with_a_kind_more(tmp_path: Path) -> Non
     with one_more_kind() as kind:
         esper.train(tiny_config(rounds=1, episode_length=4, envs=2, teacher="random", lessons=1), tmp_path)
         controller = load_controller(tmp_path)
-        assert controller.agent.spec.head("blueprint").size == num_blueprints() >= kind.id
+        assert controller._policy.spec.head("blueprint").size == num_blueprints() >= kind.id
         run_episode(tiny_task(episode_length=2), controller, seed=0)
         dice, drawn = Random(), set()
         population = Population(tiny_task(), 8, executor="loop")
