@@ -27,6 +27,7 @@ _SHORT = {
     "--workers": "--world.workers",
     "--device": "--learner.device",
     "--teacher": "--lessons.teacher",
+    "--telemetry": "--telemetry.level",
 }
 """Options that are asked for often, by their last name."""
 
@@ -37,7 +38,8 @@ _Config = Annotated[TrainingConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubco
 class Train:
     """Train a controller. What is not given comes from --preset or --config, or has the default shown here.
 
-    Short for --world.tasks is --task; likewise --envs, --episode-length, --workers, --device and --teacher.
+    Short for --world.tasks is --task; likewise --envs, --episode-length, --workers, --device, --teacher
+    and --telemetry.
     """
 
     config: _Config = field(default_factory=TrainingConfig)
@@ -53,7 +55,7 @@ class Train:
     """Folder for a profiler's trace of the third round that is played, or of the last if there are fewer."""
     resume: bool = False
     """Go on with the run in the folder; of its config, only these may change: --rounds (more of them), --workers,
-    --device, --world.host-devices and those of telemetry."""
+    --device, --world.host-devices and --telemetry."""
     json: Path | None = None
     """Write the summary to this file too."""
 
@@ -103,13 +105,15 @@ def base_config(arguments: Sequence[str]) -> TrainingConfig:
     named, given = _value_of("--preset", arguments), _value_of("--config", arguments)
     if named is not None and given is not None:
         raise InputError("give --preset or --config, not both; other options change single fields of either")
+    if given is not None:
+        return TrainingConfig.load(Path(given))
+    if named is not None:
+        return preset(named)
     if "--resume" in arguments:
         from esper.simic.training import RunFolder
 
         return RunFolder(Path(_value_of("--out", arguments) or _OUT)).stored_config()
-    if given is not None:
-        return TrainingConfig.load(Path(given))
-    return TrainingConfig() if named is None else preset(named)
+    return TrainingConfig()
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:

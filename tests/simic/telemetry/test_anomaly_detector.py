@@ -108,7 +108,7 @@ def test_what_is_expected_of_a_policy_depends_on_how_it_began() -> None:
 
     assert limit(teacher=None) == 0.1
     assert limit(teacher="heuristic") == 0.01
-    assert limit(teacher="heuristic", anomaly_entropy_limit=0.3) == 0.3
+    assert limit(teacher="heuristic", entropy_limit=0.3) == 0.3
     kl = AnomalyDetector(**config_of(target_kl=0.05).to_anomaly_kwargs()).kl_limit
     assert kl == pytest.approx(0.2)
     assert AnomalyDetector(**config_of(target_kl=None).to_anomaly_kwargs()).kl_limit == 0.1

@@ -202,4 +202,4 @@ def test_the_gradients_that_the_watcher_saw_are_those_of_the_last_minibatch() ->
     report, told = play_round(trainer, sink, EventType.UPDATE_COMPLETED)
     last = report.metrics["gradient_stats"]
     assert last is not None
-    assert [payload["gradients"]["norm"] for payload in told] == pytest.approx([last["grad_norm"]], rel=1e-4)
+    assert [payload["gradients"]["gradient_norm"] for payload in told] == pytest.approx([last["grad_norm"]], rel=1e-4)

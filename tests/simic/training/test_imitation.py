@@ -50,7 +50,7 @@ def test_a_clone_does_what_its_teacher_did_and_keeps_room_to_try() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.5])
 def test_a_clone_keeps_the_share_for_other_ops_that_it_was_told_to(smoothing: float) -> None:
-    trainer = Trainer(tiny_config(twins=False))
+    trainer = Trainer(tiny_config(twins=False, op_bias=(0.0, 0.0, 0.0, 0.0)))
     collect_round(trainer.agent, trainer.world, 0, teacher="never")
     clone(trainer.agent, LessonConfig(passes=60, lr=1e-2, op_smoothing=smoothing, detail_smoothing=0.0))
     batch = trainer.agent.buffer.get_batched_sequences()

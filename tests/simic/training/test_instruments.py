@@ -19,7 +19,7 @@ from esper.simic.training.instruments import value_growth
 from tests.simic.agent.test_transfers import ReadCounter
 from tests.simic.training.test_vectorized import assert_same_run, tiny_config
 
-ALARMING = {"anomaly_max_ratio_threshold": 1.0001}
+ALARMING = {"max_ratio": 1.0001}
 """Any movement of the policy is an alarm now."""
 
 
@@ -41,7 +41,7 @@ def of_kind(run: Path, kind: EventType) -> list[TelemetryEvent]:
 def test_an_alarm_is_recorded_and_raises_the_level_from_the_next_round_on(runs: Path) -> None:
     alarms = of_kind(runs / "alarmed", EventType.ANOMALY_DETECTED)
     assert [(event.round, event.payload["anomaly"]) for event in alarms][:1] == [(1, "ratio_explosion")]
-    assert "lower `lr`" in str(alarms[0].payload["advice"])
+    assert "lower `learner.lr`" in str(alarms[0].payload["advice"])
     levels = [event.payload["level"] for event in of_kind(runs / "alarmed", EventType.UPDATE_COMPLETED)]
     assert levels == ["normal", "debug", "debug"]
     for kind in (EventType.UPDATE_EXAMINED, EventType.EPOCH_COMPLETED):
@@ -158,7 +158,7 @@ def test_the_entropy_flag_follows_the_config() -> None:
     flags = []
     for limit in (0.0, 1.0):
         sink = MemorySink()
-        Trainer(tiny_config(rounds=2, anomaly_entropy_limit=limit), hub=Hub([sink])).run()
+        Trainer(tiny_config(rounds=2, entropy_limit=limit), hub=Hub([sink])).run()
         updates = (event for event in sink.events if event.event_type is EventType.UPDATE_COMPLETED)
         flags.append(next(updates).payload["entropy_collapsed"])
     assert flags[0] == []

@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline import InputError, unknown_name
 from esper.leyline.checks import has_type
@@ -89,6 +90,10 @@ def _numbers(name: str, value: Any) -> list[tuple[str, float]]:
 
 
 def _describe(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_describe, get_args(hint)))
+    if hint is NoneType:
+        return "none"
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("collections.abc.", "")
 
 

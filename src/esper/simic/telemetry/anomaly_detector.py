@@ -53,7 +53,9 @@ _FASTER = "lower `learner.lr` or `learner.epochs`, or give `learner.target_kl`"
 ADVICE: Mapping[AnomalyKind, str] = {
     AnomalyKind.RATIO_EXPLOSION: _FASTER,
     AnomalyKind.RATIO_COLLAPSE: _FASTER,
-    AnomalyKind.VALUE_COLLAPSE: "look at `reward.scale` and `learner.gamma`; raise `learner.value_coef`; wait if the run is young",
+    AnomalyKind.VALUE_COLLAPSE: (
+        "look at `reward.scale` and `learner.gamma`; raise `learner.value_coef`; wait if the run is young"
+    ),
     AnomalyKind.VALUE_DIVERGENCE: "the critic is fitted to something else than the returns: look at its target",
     AnomalyKind.NUMERICAL_INSTABILITY: "look for the first NaN: rewards, observations, then `learner.lr`",
     AnomalyKind.GRADIENT_DRIFT: "compare rewards and returns of this round with those before; lower `learner.lr`",
