@@ -9,8 +9,8 @@ from esper.api.growth_bench import widenings
 from esper.kasmina import build_host
 from esper.leyline import InputError
 from esper.tamiyo import Never, Planting, Schedule, run_episode
-from esper.tolaria import EpisodeSettings, Task, find_task
-from esper.tolaria.tasks.registry import HostSettings
+from esper.tasks import HostSettings, Task, find_task
+from esper.tolaria import EpisodeSettings
 from tests.worlds import tiny_task
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from esper.cli import main
-from esper.tolaria import OptimizerSettings, find_task
-from esper.tolaria.tasks import registry
+from esper.tasks import OptimizerSettings, find_task, registry
 from tests.worlds import tiny_task
 
 

@@ -22,7 +22,8 @@ from esper.leyline import (
 )
 from esper.nissa import Hub, MemorySink
 from esper.tamiyo import Heuristic, Never, Planting, Random, Schedule, run_episode, wait
-from esper.tolaria import Episode, EpisodeSettings, OptimizerSettings, Population, Task, find_task, measure
+from esper.tasks import OptimizerSettings, Task, find_task
+from esper.tolaria import Episode, EpisodeSettings, Population, measure
 from esper.tolaria.executors.base import learning_rate
 from esper.tolaria.streams import BatchStream
 from tests.worlds import tiny_task

@@ -21,8 +21,7 @@ class Get:
         from rich.text import Text
 
         from esper.leyline import InputError
-        from esper.tolaria.fetch import fetch, is_published
-        from esper.tolaria.tasks.sets import SETS, find_set
+        from esper.tasks import SETS, fetch, find_set, is_published
 
         if not self.names:
             raise InputError(f"name at least one data set: {', '.join(SETS)}")
@@ -47,8 +46,7 @@ class List:
         from rich import box
         from rich.table import Column, Table
 
-        from esper.tolaria import find_task, task_names
-        from esper.tolaria.tasks import data_folder
+        from esper.tasks import data_folder, find_task, task_names
 
         check_writable(self.json)
         tasks = [task for task in map(find_task, task_names()) if task.needs_files]

@@ -10,7 +10,8 @@ from esper.leyline import TelemetryEvent, TrainingFailedError
 
 if TYPE_CHECKING:
     from esper.tamiyo import Controller
-    from esper.tolaria import EpisodeResult, EpisodeSettings, Task
+    from esper.tasks import Task
+    from esper.tolaria import EpisodeResult, EpisodeSettings
 
 _ALONE = "left alone"
 _LOGS = ("grown", "alone")
@@ -37,7 +38,8 @@ class Demo:
         """Grow, and show what came of it."""
         from esper.karn import draw_growth
         from esper.tamiyo import Never, make_controller
-        from esper.tolaria import EpisodeSettings, find_task
+        from esper.tasks import find_task
+        from esper.tolaria import EpisodeSettings
 
         check_seed(self.seed)
         if self.epochs is not None:

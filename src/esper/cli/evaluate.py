@@ -69,7 +69,8 @@ class Evaluate:
     def _check(self) -> None:
         """Refuse what could not be done in the end."""
         from esper.karn import check_picture
-        from esper.tolaria import executor_names, find_task
+        from esper.tasks import find_task
+        from esper.tolaria import executor_names
 
         check_writable(self.json, self.picture)
         check_seed(self.seed)

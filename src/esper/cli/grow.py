@@ -20,7 +20,8 @@ from esper.leyline import DEFAULT_PRICE, EventType, InputError, TrainingFailedEr
 if TYPE_CHECKING:
     from esper.leyline import TelemetryEvent
     from esper.tamiyo import Controller
-    from esper.tolaria import Episode, EpisodeSettings, Task
+    from esper.tasks import Task
+    from esper.tolaria import Episode, EpisodeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class Grow:
         import torch
 
         from esper.api import find_controller
-        from esper.tolaria import EpisodeSettings, find_task
+        from esper.tasks import find_task
+        from esper.tolaria import EpisodeSettings
 
         check_seed(self.seed)
         settings = EpisodeSettings(

@@ -19,8 +19,7 @@ class Tasks:
         from rich import box
         from rich.table import Column, Table
 
-        from esper.tolaria import find_task, task_names
-        from esper.tolaria.tasks import data_folder, task_families
+        from esper.tasks import data_folder, find_task, task_families, task_names
 
         rows: list[dict[str, object]] = []
         families: list[dict[str, object]] = []

@@ -1,5 +1,6 @@
 """Tolaria: where hosts train. Tasks and data, episodes, counterfactual measurement, signals and the governor."""
 
+from esper.tasks import OptimizerSettings, Split, Splits, Task, find_task, task, task_names
 from esper.tolaria.compute import ComputeSettings
 from esper.tolaria.environment import Environment, GrowthEnv, Step, StepInfo, episode_seed
 from esper.tolaria.episode import Episode
@@ -17,7 +18,6 @@ from esper.tolaria.population import Population
 from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
 from esper.tolaria.signals import SignalTable, TrackerSettings, track
 from esper.tolaria.situation import Outcome, Situation
-from esper.tolaria.tasks import OptimizerSettings, Split, Splits, Task, find_task, task, task_names
 from esper.tolaria.workers import Shard, WorkerPool
 
 __all__ = [

@@ -214,7 +214,7 @@ def test_reward_and_learner_must_share_their_discount() -> None:
 
 def test_mixed_tasks_need_the_same_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "esper.tolaria.tasks.registry._REGISTRY",
+        "esper.tasks.registry._REGISTRY",
         {TINY: find_task(TINY), "two": tiny_task(host_settings={"inputs": 6, "widths": (4, 4), "classes": 3})},
     )
     with pytest.raises(InputError, match="same number of slots"):

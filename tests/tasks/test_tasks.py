@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from esper.leyline import InputError
-from esper.tolaria import find_task, task_names
-from esper.tolaria.tasks.cache import Arrays, cached_arrays
+from esper.tasks import find_task, task_names
+from esper.tasks.files import Arrays, cached_arrays
 from tests.worlds import TINY, tiny_task
 
 
@@ -123,7 +123,7 @@ def _kept_arrays(**changes: Any) -> Arrays:
 def test_kept_data_that_cannot_have_been_made_is_made_again(
     changes: dict[str, Any], data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("esper.tolaria.tasks.mnist1d._generate", lambda _: _kept_arrays())
+    monkeypatch.setattr("esper.tasks.mnist1d._generate", lambda _: _kept_arrays())
     np.savez(data / "mnist1d.npz", **_kept_arrays(**changes))  # type: ignore[arg-type]
     assert len(find_task("mnist1d").load().test) == 20
     assert "mnist1d.npz cannot be read" in caplog.text
@@ -135,7 +135,7 @@ def test_kept_data_that_cannot_have_been_made_is_made_again(
 def test_a_kept_file_that_would_unpack_to_something_huge_is_not_read(
     data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("esper.tolaria.tasks.mnist1d._generate", lambda _: _kept_arrays())
+    monkeypatch.setattr("esper.tasks.mnist1d._generate", lambda _: _kept_arrays())
     np.savez_compressed(data / "mnist1d.npz", **_kept_arrays())  # type: ignore[arg-type]
     find_task("mnist1d").load()
     assert "it is compressed" in caplog.text

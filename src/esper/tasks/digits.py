@@ -2,7 +2,8 @@
 
 import torch
 
-from esper.tolaria.tasks.registry import OptimizerSettings, Split, Splits, task
+from esper.tasks.registry import OptimizerSettings, task
+from esper.tasks.samples import Split, Splits
 
 _TRAIN, _VAL = 1100, 300
 _SPLIT_SEED = 0

@@ -1,17 +1,58 @@
-"""What most loaders do with raw samples: hold some out for validation, cut text, bring values to unit scale."""
+"""Samples with their labels: checked, held out for validation, cut from text, brought to unit scale."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.tolaria.tasks.registry import Split, Splits
+from esper.leyline import InputError
 
 _SPLIT_SEED = 0
+_VAL_MOST = 1024
+VAL_SHARE = 0.2
+"""Of the training samples, for validation; at most 1,024."""
 
 
-def hold_out(samples: Split, val_samples: int) -> tuple[Split, Split]:
-    """What is left to train on, and `val_samples` of the samples, drawn with a fixed seed, for validation."""
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Samples `x [M, ...]` and their labels `y [M]`; for text, tokens `[M, T]` and the token after each `[M, T]`."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Hosts train on `train`; signals and decisions come from `val`; only evaluation reads `test`."""
+
+    train: Split
+    val: Split
+    test: Split
+
+
+def check_split(what: str, x: Tensor, y: Tensor, classes: int) -> None:
+    """Refuse samples `x [M, ...]` and labels `y [M, ...]` that nothing can be learnt from; `what` names them.
+
+    A wrong value would count as an answer, silently.
+    """
+    if len(x) != len(y) or not x.numel():
+        raise InputError(f"{what} holds {len(x):,} samples of shape {tuple(x.shape[1:])} and {len(y):,} labels")
+    # The extremes first: they need no copy of what may be gigabytes.
+    if x.is_floating_point() and not torch.stack(torch.aminmax(x)).isfinite().all():
+        count = int((~x.flatten(1).isfinite().all(1)).sum())
+        raise InputError(f"{what} holds {count:,} samples with NaN or infinity; correct or remove them")
+    if y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < classes:
+        raise InputError(f"{what} holds labels other than the whole numbers 0 to {classes - 1}")
+
+
+def hold_out(samples: Split) -> tuple[Split, Split]:
+    """What is left to train on, and at least one sample, drawn with a fixed seed, for validation."""
+    val_samples = min(_VAL_MOST, max(1, int(VAL_SHARE * len(samples))))
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     val, train = order[:val_samples], order[val_samples:]
     return Split(samples.x[train], samples.y[train]), Split(samples.x[val], samples.y[val])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.leyline import InputError
-from esper.tolaria import Split, Splits, Task
+from esper.tasks import Split, Splits, Task
 from tests.worlds import tiny_task
 
 

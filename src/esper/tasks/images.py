@@ -8,13 +8,21 @@ from pathlib import Path
 
 import torch
 
-from esper.tolaria.tasks.cache import data_folder
-from esper.tolaria.tasks.image_files import CIFAR_SHAPE, read_cifar_binary, read_cifar_pickle, read_idx_pair
-from esper.tolaria.tasks.prepare import hold_out, standardise
-from esper.tolaria.tasks.registry import OptimizerSettings, Split, Splits, task
-from esper.tolaria.tasks.sets import CIFAR10, FASHION_MNIST, MNIST, DataSet, absent_data, damaged, find_file, require
+from esper.tasks.files import (
+    CIFAR10,
+    FASHION_MNIST,
+    MNIST,
+    DataSet,
+    absent_data,
+    damaged,
+    data_folder,
+    find_file,
+    require,
+)
+from esper.tasks.image_files import CIFAR_SHAPE, read_cifar_binary, read_cifar_pickle, read_idx_pair
+from esper.tasks.registry import OptimizerSettings, task
+from esper.tasks.samples import VAL_SHARE, Split, Splits, hold_out, standardise
 
-_VAL_MOST, _VAL_SHARE = 1024, 0.2
 _CLASSES = 10
 _CIFAR_PICKLED = "cifar-10-batches-py"
 _TUNED = OptimizerSettings("adamw", lr=4e-2, schedule="wsd")
@@ -27,10 +35,9 @@ _GENERATOR_SEED = 0
 
 def _finish(samples: Split, test: Split, source: Path | None = None) -> Splits:
     """Hold some samples, read from `source`, out for validation, and standardise by what is left."""
-    val_samples = min(_VAL_MOST, int(_VAL_SHARE * len(samples)))
-    if source is not None and not val_samples:
+    if source is not None and VAL_SHARE * len(samples) < 1:
         raise damaged(source, f"{len(samples)} images are too few to hold some out")
-    train, val = hold_out(samples, val_samples)
+    train, val = hold_out(samples)
     return standardise(Splits(train, val, test))
 
 

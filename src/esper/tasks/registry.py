@@ -4,34 +4,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
-
-from torch import Tensor
+from typing import Any, Literal
 
 from esper.kasmina import Host, build_host
 from esper.leyline import DEFAULT_EPISODE_LENGTH, unknown_name
-from esper.tolaria.tasks.checks import check_split
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Samples `x [M, ...]` and their labels `y [M]`; for text, tokens `[M, T]` and the token after each `[M, T]`."""
-
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """Hosts train on `train`; signals and decisions come from `val`; only evaluation reads `test`."""
-
-    train: Split
-    val: Split
-    test: Split
-
+from esper.tasks.samples import Splits, check_split
 
 Loader = Callable[[], Splits]
 Quality = Literal["accuracy", "loss"]
@@ -126,39 +103,11 @@ class TaskFamily:
 _FAMILIES: dict[str, TaskFamily] = {}
 
 
-def task(
-    name: str,
-    summary: str,
-    *,
-    host: str,
-    classes: int,
-    optimizer: OptimizerSettings,
-    host_settings: HostSettings | None = None,
-    batch_size: int = 64,
-    batches_per_epoch: int = 25,
-    episode_length: int = DEFAULT_EPISODE_LENGTH,
-    quality: Quality = "accuracy",
-    data: Callable[[], str] = _bundled,
-    needs_files: bool = False,
-) -> Callable[[Loader], Loader]:
-    """Register the decorated function, which loads the splits, as the task `name`."""
+def task(name: str, summary: str, **fields: Any) -> Callable[[Loader], Loader]:
+    """Register the decorated function, which loads the splits, as the task `name`; `fields` are those of `Task`."""
 
     def register(load: Loader) -> Loader:
-        _REGISTRY[name] = Task(
-            name,
-            summary,
-            load,
-            host,
-            classes,
-            host_settings or {},
-            optimizer,
-            batch_size,
-            batches_per_epoch,
-            episode_length,
-            quality,
-            data,
-            needs_files,
-        )
+        _REGISTRY[name] = Task(name, summary, load, **fields)
         return load
 
     return register

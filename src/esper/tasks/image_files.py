@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline import DamagedFileError
-from esper.tolaria.tasks.registry import Split
-from esper.tolaria.tasks.sets import damaged, read_bytes
+from esper.tasks.files import damaged, read_bytes
+from esper.tasks.samples import Split
 
 _IDX_BYTES = 0x08
 _IDX_IMAGE = (28, 28)

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from esper.leyline import DamagedFileError, InputError
-from esper.tolaria import Splits, find_task
-from esper.tolaria.tasks.image_files import read_cifar_pickle, read_idx_pair
-from esper.tolaria.tasks.sets import FASHION_MNIST, MNIST, DataSet, read_bytes
-from tests.tolaria.tasks.image_sets import (
+from esper.tasks import Splits, find_task
+from esper.tasks.files import FASHION_MNIST, MNIST, DataSet, read_bytes
+from esper.tasks.image_files import read_cifar_pickle, read_idx_pair
+from tests.tasks.image_sets import (
     cifar_batch,
     idx_bytes,
     write_cifar_binary,
@@ -214,7 +214,7 @@ def test_sizes_that_lie_are_named(shape: tuple[int, int, int], values: int, tmp_
 
 
 def test_a_file_that_unpacks_to_something_huge_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.tolaria.tasks.sets._LARGEST", 1 << 20)
+    monkeypatch.setattr("esper.tasks.files._LARGEST", 1 << 20)
     (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(2 << 20)))
     with pytest.raises(DamagedFileError, match="it holds more than 1 MB"):
         read_bytes(tmp_path / "x.gz")

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from esper.leyline import InputError
-from esper.tolaria import find_task
-from esper.tolaria.tasks import ucr
+from esper.tasks import find_task, ucr
 
 
 def _series_file(num: int, channels: int = 1, length: int = 12, header: str = "@equalLength true") -> str:
@@ -22,7 +21,7 @@ def _series_file(num: int, channels: int = 1, length: int = 12, header: str = "@
 def aeon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for the folder of an installed aeon."""
     monkeypatch.setattr(ucr, "_folder", lambda: tmp_path)
-    monkeypatch.setattr("esper.tolaria.tasks.registry._RESOLVED", {})
+    monkeypatch.setattr("esper.tasks.registry._RESOLVED", {})
     return tmp_path
 
 

@@ -3,18 +3,15 @@
 The host and its optimiser are plausible, not tuned. Results should name the files that were used.
 """
 
-import gzip
 import hashlib
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from esper.tolaria.tasks.byte_pairs import check_merges, encode, learn_merges
-from esper.tolaria.tasks.cache import Arrays, cached_arrays, data_folder
-from esper.tolaria.tasks.prepare import hold_out_end, to_sequences
-from esper.tolaria.tasks.registry import OptimizerSettings, Splits, task
-from esper.tolaria.tasks.sets import absent_data, damaged
+from esper.tasks.byte_pairs import check_merges, encode, learn_merges
+from esper.tasks.files import UNREADABLE, Arrays, absent_data, cached_arrays, damaged, data_folder, open_content
+from esper.tasks.registry import OptimizerSettings, task
+from esper.tasks.samples import Splits, hold_out_end, to_sequences
 
 _FOLDER = "tinystories"
 _END_LINE = "<|endoftext|>"
@@ -98,12 +95,12 @@ def _check(arrays: Arrays) -> None:
 def read_stories(path: Path, most_bytes: int) -> list[str]:
     """The stories in a file: what stands between end-of-text lines or, where there are none, between blank lines."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_content(path) as file:
             raw = file.read(most_bytes + 1)
         if len(raw) > most_bytes:
             raw = raw[: raw.rfind(b"\n", 0, most_bytes) + 1]
         text = raw.decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (*UNREADABLE, UnicodeDecodeError) as error:
         raise damaged(path, str(error)) from None
     lines = [line.strip() for line in text.splitlines()]
     mark = _END_LINE if _END_LINE in lines else ""

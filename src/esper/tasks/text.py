@@ -8,8 +8,8 @@ import random
 
 import numpy as np
 
-from esper.tolaria.tasks.prepare import hold_out_end, to_sequences
-from esper.tolaria.tasks.registry import OptimizerSettings, Splits, task
+from esper.tasks.registry import OptimizerSettings, task
+from esper.tasks.samples import Splits, hold_out_end, to_sequences
 
 _NOUNS = ("bird", "boat", "cat", "girl", "dog", "goat", "king", "tree")
 _VERBS = ("sees", "likes", "finds", "helps", "fears")

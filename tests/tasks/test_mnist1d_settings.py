@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import InputError
-from esper.tolaria import find_task
-from esper.tolaria.tasks.mnist1d_settings import canonical_settings, parse_settings, published
+from esper.tasks import find_task
+from esper.tasks.mnist1d import canonical_settings, parse_settings, published
 
 _NOISE = st.floats(0, 10, allow_nan=False)
 _SETTINGS = st.fixed_dictionaries(

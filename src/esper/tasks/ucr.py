@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 
 from esper.leyline import DamagedFileError, InputError, unknown_name
-from esper.tolaria.tasks.prepare import hold_out, standardise
-from esper.tolaria.tasks.registry import OptimizerSettings, Split, Splits, Task, task_family
-from esper.tolaria.tasks.sets import damaged
+from esper.tasks.files import damaged
+from esper.tasks.registry import OptimizerSettings, Task, task_family
+from esper.tasks.samples import Split, Splits, hold_out, standardise
 
-_VAL_MOST, _VAL_SHARE = 1024, 0.2
 _SHORTEST = 8
 _MOST = 1000
 """Classes, and channels of a series, beyond which a file is not what it says."""
@@ -110,7 +109,7 @@ def _load(train: Path, header: _Header) -> Splits:
     if samples.x.shape[2] != test.x.shape[2]:
         lengths = f"{test.x.shape[2]} values, and those of {train.name} of {samples.x.shape[2]}"
         raise damaged(_test_file(train), f"its series are of {lengths}")
-    kept, val = hold_out(samples, min(_VAL_MOST, max(1, int(_VAL_SHARE * len(samples)))))
+    kept, val = hold_out(samples)
     return standardise(Splits(kept, val, test))
 
 

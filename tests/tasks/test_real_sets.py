@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 import torch
 
-from esper.tolaria import find_task
-from esper.tolaria.fetch import check_files
-from esper.tolaria.tasks.sets import SETS
+from esper.tasks import find_task
+from esper.tasks.download import check_files
+from esper.tasks.files import SETS
 
 pytestmark = pytest.mark.slow
 

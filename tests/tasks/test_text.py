@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import InputError
-from esper.tolaria import Task, find_task
-from esper.tolaria.tasks.byte_pairs import END, decode, encode, learn_merges
-from esper.tolaria.tasks.text import WORDS, sentence
-from esper.tolaria.tasks.tinystories import read_stories
+from esper.tasks import Task, find_task
+from esper.tasks.byte_pairs import END, decode, encode, learn_merges
+from esper.tasks.text import WORDS, sentence
+from esper.tasks.tinystories import read_stories
 
 _MARKED = "\nOnce there was a cat.\nIt slept.\n<|endoftext|>\nA dog ran.\n<|endoftext|>\n"
 _BLANK = "Once there was a cat.\nIt slept.\n\nA dog ran.\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.tolaria.tasks.sets import CIFAR10, DataSet
+from esper.tasks.files import CIFAR10, DataSet
 
 PER_BATCH = 10
 

