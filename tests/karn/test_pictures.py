@@ -28,12 +28,3 @@ def test_a_name_with_dollars_is_no_formula(tmp_path: Path) -> None:
     interval = (0.0, -0.1, 0.1)
     draw_learning(tmp_path / "p.png", compared={r"t$\x$": {"never": interval, r"$\frac$": interval}}, yardstick="never")
     assert (tmp_path / "p.png").exists()
-
-
-def test_rounds_of_a_curriculum_may_have_other_tasks(tmp_path: Path) -> None:
-    history = [
-        {"round": 1, "gain": {"easy": 0.1}, "validation": None},
-        {"round": 2, "gain": {"hard": 0.2}, "validation": {"hard": 0.5}},
-    ]
-    draw_learning(tmp_path / "p.png", history, {"never": {"hard": 0.4}, "heuristic": {}})
-    assert (tmp_path / "p.png").exists()

@@ -1,5 +1,6 @@
 """UCR series: read from the files that aeon carries, without importing it."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,15 @@ def test_a_single_series_cannot_be_held_out(aeon: Path) -> None:
     _write(aeon, "Some", _series_file(1), _series_file(4))
     with pytest.raises(InputError, match=r"Some_TRAIN.ts cannot be used \(1 series of 12 values are too few"):
         find_task("ucr:Some").load()
+
+
+@pytest.mark.slow
+def test_ucr_series_load() -> None:
+    if importlib.util.find_spec("aeon") is None:
+        pytest.skip("aeon is not installed: pip install 'esper[ucr]'")
+    splits = find_task("ucr:GunPoint").load()
+    assert [tuple(part.x.shape) for part in (splits.train, splits.val, splits.test)] == [
+        (40, 1, 150),
+        (10, 1, 150),
+        (150, 1, 150),
+    ]

@@ -1,7 +1,10 @@
-"""The names `mnist1d:<key=value,...>`: one canonical form, and one clear error for all others."""
+"""MNIST-1D: generated once as its settings say, and kept."""
 
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +12,69 @@ from hypothesis import strategies as st
 
 from esper.leyline import InputError
 from esper.tasks import find_task
+from esper.tasks.files import Arrays
 from esper.tasks.mnist1d import canonical_settings, parse_settings, published
+
+
+def test_shuffled_series_are_the_same_series_with_positions_permuted() -> None:
+    plain, shuffled = find_task("mnist1d").splits().test, find_task("mnist1d-shuffled").splits().test
+    assert torch.equal(plain.y, shuffled.y)
+    assert not torch.equal(plain.x, shuffled.x)
+    torch.testing.assert_close(plain.x.sort(1).values, shuffled.x.sort(1).values)
+
+
+def test_generating_data_leaves_global_random_states_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path))
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    find_task("mnist1d").load()
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[index]  # noqa: NPY002
+    assert find_task("mnist1d").data() == "generated, here"
+
+
+def _kept_arrays(**changes: Any) -> Arrays:
+    x = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32)
+    y = np.arange(50) % 10
+    return {"x": x, "y": y, "x_test": x[:20], "y_test": y[:20], **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x": np.full((50, 40), np.nan, np.float32)},
+        {"x_test": np.full((20, 40), np.inf, np.float32)},
+        {"x": np.zeros((50, 40))},
+        {"x": np.zeros((50, 3), np.float32), "x_test": np.zeros((20, 3), np.float32)},
+        {"x_test": np.zeros((20, 39), np.float32)},
+        {"y": np.full(50, 10)},
+        {"y": np.full(50, -1)},
+        {"y": np.zeros(49, np.int64)},
+        {"y": np.zeros(50, np.float32)},
+        {"x": np.zeros((0, 40), np.float32), "y": np.zeros(0, np.int64)},
+        {"x": np.array(None)},
+    ],
+)
+def test_kept_data_that_cannot_have_been_made_is_made_again(
+    changes: dict[str, Any], data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("esper.tasks.mnist1d._generate", lambda _: _kept_arrays())
+    np.savez(data / "mnist1d.npz", **_kept_arrays(**changes))  # type: ignore[arg-type]
+    assert len(find_task("mnist1d").load().test) == 20
+    assert "mnist1d.npz cannot be read" in caplog.text
+    caplog.clear()
+    assert len(find_task("mnist1d").load().test) == 20
+    assert caplog.text == ""
+
+
+def test_a_kept_file_that_would_unpack_to_something_huge_is_not_read(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("esper.tasks.mnist1d._generate", lambda _: _kept_arrays())
+    np.savez_compressed(data / "mnist1d.npz", **_kept_arrays())  # type: ignore[arg-type]
+    find_task("mnist1d").load()
+    assert "it is compressed" in caplog.text
+
 
 _NOISE = st.floats(0, 10, allow_nan=False)
 _SETTINGS = st.fixed_dictionaries(

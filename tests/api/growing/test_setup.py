@@ -1,116 +1,29 @@
 """What cannot be used is refused with a sentence, at once; nothing is silently not done."""
 
-import copy
 import math
-import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from esper.kasmina import graft, take_snapshot
+from esper.kasmina import graft
 from esper.leyline import IllegalActionError, InputError, Stage
 from tests.api.growing.builders import (
     LIFE,
     Script,
-    assert_same,
     cull,
-    germinate,
     grow,
     make_data,
     make_grower,
     make_mlp,
-    train,
 )
-
-
-@pytest.mark.parametrize("value", [0.5, 1, True, torch.tensor(0.5), torch.tensor([0.5]), np.float32(0.5), np.ones(())])
-def test_anything_that_is_one_number_is_a_score(value: Any) -> None:
-    assert grow(make_grower(evaluate=lambda: value), 1)[0].score == float(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("0.5", "evaluate returned '0.5'; it must be one number"),
-        (None, "evaluate returned None; it must be one number"),
-        (torch.ones(3), r"evaluate returned a tensor of shape \[3\]"),
-        ({"accuracy": 0.5}, "it must be one number"),
-        (87.5, r"evaluate returned 87.5; a score is between 0 and 1 \(divide percent by 100\)"),
-        (-0.5, "a score is between 0 and 1"),
-        (math.nan, "evaluate returned nan before any growth"),
-    ],
-)
-def test_what_is_no_score_is_refused_at_once(value: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make_grower(evaluate=lambda: value)
-
-
-def test_a_score_that_turns_into_nonsense_later_is_refused_and_changes_nothing() -> None:
-    values: list[Any] = [0.5, 0.5, "high"]
-    grower = make_grower(controller=Script([germinate(0)]), evaluate=lambda: values.pop(0))
-    grow(grower, 1)
-    train(grower)
-    before = take_snapshot(grower.grafted)
-    with pytest.raises(InputError, match="'high'"):
-        grower.step()
-    assert_same(take_snapshot(grower.grafted).tensors, before.tensors)
 
 
 @pytest.mark.parametrize("evaluate", [0.5, lambda a, b: 0.5])
 def test_an_evaluate_that_cannot_be_called_is_refused(evaluate: Any) -> None:
     with pytest.raises(InputError, match="evaluate must"):
         make_grower(evaluate=evaluate)
-
-
-def test_a_step_without_training_is_refused() -> None:
-    grower = make_grower()
-    grow(grower, 1)
-    with pytest.raises(InputError, match="the optimizer has not stepped since the last"):
-        grower.step()
-
-
-def test_forgetting_to_step_is_said() -> None:
-    grower = make_grower()
-    grow(grower, 1)
-    train(grower, steps=6)
-    with pytest.warns(UserWarning, match="7 optimiser steps since grower.step.. was called"):
-        train(grower, steps=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(grower, steps=3)
-
-
-def test_training_something_else_than_the_grown_model_is_refused() -> None:
-    grower = make_grower(controller=Script(LIFE))
-    grow(grower, 1)
-    optimizer = grower.grafted.optimizer
-    assert optimizer is not None
-    bare = copy.deepcopy(grower.grafted.host)
-    nn.functional.cross_entropy(bare(make_data()[0]), make_data()[1]).backward()
-    optimizer.step()
-    with pytest.raises(InputError, match="the seed behind '1' got no gradient in 1 optimiser steps"):
-        grower.step()
-
-
-def test_gradients_of_seeds_do_not_pile_up_when_only_the_known_model_is_cleared() -> None:
-    model = make_mlp()
-    grower = make_grower(model=model, controller=Script(LIFE))
-    optimizer = grower.grafted.optimizer
-    assert optimizer is not None
-    grow(grower, 1)
-    x, y = make_data()
-    norms = []
-    for _ in range(3):
-        model.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        norms.append(float(grower.grafted.seed_gradient_norms()[0, 0]))
-        optimizer.param_groups[0]["lr"] = 0.0
-        optimizer.step()
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-    assert norms[2] == pytest.approx(norms[0], rel=1e-4)
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:

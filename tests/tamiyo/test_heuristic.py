@@ -1,4 +1,4 @@
-"""Controllers: legal always, repeatable by seed, and each doing what it says."""
+"""The heuristic: when it plants, what it keeps and what it culls."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,18 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from esper.kasmina import action_masks
-from esper.leyline import MEASUREMENTS_BEFORE_CULL, Blend, InputError, Op, Stage
+from esper.kasmina.legality import MEASUREMENTS_BEFORE_CULL
+from esper.leyline import Blend, Op, Stage
 from esper.tamiyo import (
     Controller,
     Heuristic,
     HeuristicSettings,
     Never,
-    Planting,
-    Random,
-    Schedule,
-    controller_names,
-    make_controller,
     run_episode,
 )
 from esper.tamiyo.heuristic import best_places
@@ -36,86 +31,9 @@ def actions_of(controller: Controller, seed: int = 0) -> list[list[int]]:
     return actions
 
 
-@pytest.mark.parametrize("name", controller_names())
-def test_every_controller_acts_legally_for_a_whole_episode(name: str) -> None:
-    assert len(actions_of(make_controller(name))) == tiny_task().episode_length
-
-
-def test_unknown_controllers_get_the_list_of_known_ones() -> None:
-    with pytest.raises(InputError, match="choose one of: never, random, schedule, heuristic"):
-        make_controller("oracle")
-
-
-def test_never_waits() -> None:
-    assert set(map(tuple, actions_of(Never()))) == {(0, 0, 0, 0)}
-
-
-def test_random_is_repeatable_by_seed_and_uses_every_op() -> None:
-    assert actions_of(Random(), 5) == actions_of(Random(), 5)
-    assert actions_of(Random(), 5) != actions_of(Random(), 6)
-    ops = {row[3] for seed in range(4) for row in actions_of(Random(), seed)}
-    assert ops == {op.value for op in Op}
-
-
-def test_random_draws_only_legal_actions_for_many_hosts() -> None:
-    controller = Random()
-    controller.reset(1, 0)
-    for seed in range(10):
-        episode = Episode(tiny_task(), seed)
-        for _ in range(12):
-            chosen = controller.decide(episode.situation)
-            assert episode.situation.masks.allow(chosen).all()
-            episode.step(chosen)
-
-
-@pytest.mark.parametrize("name", ["random", "schedule", "heuristic"])
-def test_no_controller_plants_what_cannot_be_decided_in_time(name: str) -> None:
-    """Hosts with different numbers of epochs left, some with time for instant seeds alone, some for none."""
-    population = Population(tiny_task(), 5, executor="loop")
-    population.start(range(5))
-    population.signals.epoch[:] = HeuristicSettings().features_first_epoch if name == "heuristic" else 0
-    left, catalogue = torch.tensor([0, 1, 2, 5, 6]), population.executor.catalogue
-    masks = action_masks(population.table, catalogue, population.budget, left)
-    controller = make_controller(name)
-    controller.reset(5, 0)
-    germinated = torch.zeros(5, dtype=torch.bool)
-    for _ in range(20):
-        actions = controller.decide(replace(population.situation, masks=masks))
-        assert masks.allow(actions).all()
-        germinated |= actions[:, 3] == Op.GERMINATE
-    assert germinated.tolist() == [False, False, True, True, True]
-
-
 def test_the_heuristic_waits_for_measurements_that_a_cull_needs() -> None:
     situation = situation_with(contribution=-0.001, epochs_in_stage=9, measurements=MEASUREMENTS_BEFORE_CULL - 1)
     assert decide(situation)[3] == Op.WAIT
-
-
-def test_a_schedule_plants_on_time_and_keeps_what_it_may() -> None:
-    ops = [row[3] for row in actions_of(Schedule([Planting(2, 1, 3)]), seed=2)]  # a host whose alphas never hold
-    assert ops[2] == Op.GERMINATE
-    assert [step for step, op in enumerate(ops) if op == Op.FOSSILIZE] == [7]
-
-
-def test_a_schedule_leaves_out_what_is_not_legal() -> None:
-    taken = Schedule([Planting(1, 0, 3), Planting(2, 0, 1), Planting(3, 1, 4)])  # occupied slot; attention, no sequence
-    ops = [row[3] for row in actions_of(taken)]
-    assert ops.count(Op.GERMINATE) == 1
-
-
-def test_a_schedule_leaves_out_slots_that_a_host_does_not_have() -> None:
-    small = tiny_task(host_settings={"inputs": 6, "widths": (4,), "classes": 3})
-    assert run_episode(small, Schedule([Planting(1, slots_of(small), 3)]), 0).kept == ()
-
-
-def test_plantings_are_written_and_read() -> None:
-    for planting in (Planting(4, 0, 3), Planting(0, 3, 6, Blend.INSTANT)):
-        assert Planting.parse(str(planting)) == planting
-    with pytest.raises(InputError, match="unknown blend 'slowly'"):
-        Planting.parse("4:0:3:slowly")
-    for text in ("4:0", "a:0:3", "4:-1:3", ""):
-        with pytest.raises(InputError, match="step:slot:blueprint"):
-            Planting.parse(text)
 
 
 def situation_with(**columns: Any) -> Situation:

@@ -1,9 +1,11 @@
 """Training and eval mode: `evaluate` finds the model in eval mode, and the loop finds it as it was."""
 
+import math
 import socket
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +13,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import esper
-from tests.api.growing.builders import LIFE, Script, accuracy, assert_same, grow, make_grower, make_mlp, train
+from esper.kasmina import take_snapshot
+from esper.leyline import InputError
+from tests.api.growing.builders import (
+    LIFE,
+    Script,
+    accuracy,
+    assert_same,
+    germinate,
+    grow,
+    make_grower,
+    make_mlp,
+    train,
+)
 
 
 def make_moody() -> nn.Sequential:
@@ -134,3 +148,36 @@ def test_a_wrapper_is_switched_and_restored_too() -> None:
         assert all(module.training for module in wrapper.modules())
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("value", [0.5, 1, True, torch.tensor(0.5), torch.tensor([0.5]), np.float32(0.5), np.ones(())])
+def test_anything_that_is_one_number_is_a_score(value: Any) -> None:
+    assert grow(make_grower(evaluate=lambda: value), 1)[0].score == float(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("0.5", "evaluate returned '0.5'; it must be one number"),
+        (None, "evaluate returned None; it must be one number"),
+        (torch.ones(3), r"evaluate returned a tensor of shape \[3\]"),
+        ({"accuracy": 0.5}, "it must be one number"),
+        (87.5, r"evaluate returned 87.5; a score is between 0 and 1 \(divide percent by 100\)"),
+        (-0.5, "a score is between 0 and 1"),
+        (math.nan, "evaluate returned nan before any growth"),
+    ],
+)
+def test_what_is_no_score_is_refused_at_once(value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_grower(evaluate=lambda: value)
+
+
+def test_a_score_that_turns_into_nonsense_later_is_refused_and_changes_nothing() -> None:
+    values: list[Any] = [0.5, 0.5, "high"]
+    grower = make_grower(controller=Script([germinate(0)]), evaluate=lambda: values.pop(0))
+    grow(grower, 1)
+    train(grower)
+    before = take_snapshot(grower.grafted)
+    with pytest.raises(InputError, match="'high'"):
+        grower.step()
+    assert_same(take_snapshot(grower.grafted).tensors, before.tensors)
