@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.cli.main import in_one_sentence
 from tests.cli.commands import run
 
 
@@ -134,3 +135,39 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+_FRAMED = """\x1b[31m╭─ Unrecognized options ──╮\x1b[0m
+│ Unrecognized options: a │
+│ b.                      │
+│ ─────────────────────── │
+│ Perhaps you meant:      │
+│     --task STR          │
+│         A task.         │
+│ ─────────────────────── │
+│ For full helptext, run  │
+│ esper --help            │
+╰─────────────────────────╯
+"""
+_PLAIN = """ Unrecognized options
+ ------------------------
+  Unrecognized options: a
+  b.
+ ------------------------
+  Perhaps you meant:
+      --task STR
+          A task.
+ ------------------------
+  For full helptext, run
+  esper --help
+"""
+
+
+@pytest.mark.parametrize("complaint", [_FRAMED, _PLAIN])
+def test_a_frame_becomes_one_sentence(complaint: str) -> None:
+    assert in_one_sentence(complaint) == "unrecognized options: a b; perhaps you meant --task; run esper --help"
+
+
+def test_what_is_drawn_otherwise_is_told_as_it_is() -> None:
+    assert in_one_sentence("usage: x\n  error: y\n") == "usage: x error: y"
+    assert in_one_sentence("") == ""

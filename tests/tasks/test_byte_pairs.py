@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.tasks.byte_pairs import END, decode, encode, learn_merges
+from esper.tasks.byte_pairs import END, encode, learn_merges
+from tests.tasks.spelling import decode
 
 
 @given(st.text(max_size=60))

@@ -52,7 +52,7 @@ def test_half_written_files_of_killed_processes_are_removed_and_young_ones_spare
 
 
 def test_a_file_that_unpacks_to_something_huge_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.tasks.files._LARGEST", 1 << 20)
+    monkeypatch.setattr("esper.tasks.files.LARGEST", 1 << 20)
     (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(2 << 20)))
     with pytest.raises(DamagedFileError, match="it holds more than 1 MB"):
         read_bytes(tmp_path / "x.gz")

@@ -51,7 +51,6 @@ class Evaluate:
     """Draw the comparison to this file; of a run folder, its learning too."""
 
     def run(self) -> bool:
-        """Run the episodes and print the table."""
         import torch
 
         self._check()
@@ -67,7 +66,6 @@ class Evaluate:
         return True
 
     def _check(self) -> None:
-        """Refuse what could not be done in the end."""
         from esper.karn import check_picture
         from esper.tasks import find_task
         from esper.tolaria import executor_names

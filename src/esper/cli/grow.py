@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from esper.leyline import TelemetryEvent
     from esper.tamiyo import Controller
     from esper.tasks import Task
-    from esper.tolaria import Episode, EpisodeSettings
+    from esper.tolaria import Episode, EpisodeResult, EpisodeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,6 @@ class Grow:
     """Write the numbers to this file too."""
 
     def run(self) -> bool:
-        """Grow, save, and say what came of it."""
         import torch
 
         from esper.api import find_controller
@@ -73,9 +72,8 @@ class Grow:
         told = [{"type": event.event_type, "slot": event.slot_id, **event.payload} for event in events]
         write_json(history, {**numbers, "events": told})
         write_json(self.json, numbers)
-        kept = ", ".join(f"{seed.blueprint} in {seed.slot_id} (+{seed.params:,})" for seed in result.kept) or "nothing"
         size, score = result.host_params + result.added_params, 100 * result.test_score
-        say(f"Kept {kept}: {size:,} parameters, score on test {score:.1f}")
+        say(f"Kept {describe_kept(result) or 'nothing'}: {size:,} parameters, score on test {score:.1f}")
         say(f"Network: {self.out} (torch.export.load)", f"History: {history}")
         return True
 
@@ -118,6 +116,10 @@ class Grow:
         packed = io.BytesIO()
         torch.export.save(torch.export.export(plain, (example,), dynamic_shapes=shapes), packed)
         write_bytes(self.out, packed.getvalue())
+
+
+def describe_kept(result: "EpisodeResult") -> str:
+    return ", ".join(f"{seed.blueprint} in {seed.slot_id} (+{seed.params:,})" for seed in result.kept)
 
 
 def why_given_up(episode: "Episode", events: "list[TelemetryEvent]") -> str:

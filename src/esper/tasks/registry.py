@@ -81,13 +81,6 @@ class Task:
         return build_host(self.host, **self.host_settings)
 
 
-_CHECKED: set[tuple[Loader, int]] = set()
-"""Loaders whose data was found in order for that many classes."""
-_REGISTRY: dict[str, Task] = {}
-_RESOLVED: dict[str, Task] = {}
-"""Tasks of families that were asked for, by canonical name, so that their data is loaded once."""
-
-
 @dataclass(frozen=True, slots=True)
 class TaskFamily:
     """Tasks called `name:settings`, made when they are asked for."""
@@ -100,7 +93,12 @@ class TaskFamily:
     data: Callable[[], str]
 
 
+_REGISTRY: dict[str, Task] = {}
 _FAMILIES: dict[str, TaskFamily] = {}
+_RESOLVED: dict[str, Task] = {}
+"""Tasks of families that were asked for, by canonical name, so that their data is loaded once."""
+_CHECKED: set[tuple[Loader, int]] = set()
+"""Loaders whose data was found in order for that many classes."""
 
 
 def task(name: str, summary: str, **fields: Any) -> Callable[[Loader], Loader]:
@@ -131,7 +129,6 @@ def task_names() -> list[str]:
 
 
 def task_families() -> list[TaskFamily]:
-    """The families of tasks."""
     return [_FAMILIES[name] for name in sorted(_FAMILIES)]
 
 

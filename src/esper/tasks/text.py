@@ -43,7 +43,6 @@ WORDS = tuple(
 
 
 def sentence(draw: random.Random) -> list[str]:
-    """One sentence, its full stop included."""
     return [*_clause(draw, 0), "."]
 
 
