@@ -18,9 +18,9 @@ from esper.api.statistics import Estimate
 from esper.kasmina import build_host, num_blueprints
 from esper.leyline import InputError
 from esper.tamiyo import Heuristic, HeuristicSettings, Never, Planting, Schedule, make_controller, run_episodes
-from esper.tolaria import EpisodeResult, EpisodeSettings, Task
+from esper.tasks import HostSettings, Task
+from esper.tolaria import EpisodeResult, EpisodeSettings
 from esper.tolaria.records import Kept
-from esper.tolaria.tasks.registry import HostSettings
 from esper_lab.timing import Progress
 
 Key = TypeVar("Key")

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from esper.tolaria import Executor, LoopExecutor, StackedExecutor, Task
+from esper.tasks import Task
+from esper.tolaria import Executor, LoopExecutor, StackedExecutor
 from esper_lab.timing import Progress, cpu_seconds, interleaved_medians
 from esper_lab.workload import BareTrainer, SpeedSettings, half_planted, host_task, sites_of
 

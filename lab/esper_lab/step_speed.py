@@ -17,7 +17,8 @@ import torch
 
 from esper.api.environment import make_env
 from esper.tamiyo import Random
-from esper.tolaria import GrowthEnv, Splits, Task, find_task
+from esper.tasks import Splits, Task, find_task
+from esper.tolaria import GrowthEnv
 from esper.tolaria.executors import Executor
 from esper_lab.timing import Progress
 from esper_lab.workload import SpeedSettings, random_splits

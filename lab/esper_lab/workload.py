@@ -13,7 +13,7 @@ from torch.optim import AdamW
 
 from esper.kasmina import Catalogue, Site, SlotTable, find_blueprint, graft, plant_fossils
 from esper.kasmina.joining import fit_positions
-from esper.tolaria import OptimizerSettings, Split, Splits, Task
+from esper.tasks import OptimizerSettings, Split, Splits, Task
 from esper.tolaria.executors.chain import cut_chain
 
 _INPUT_SHAPES = {"mlp": (40,), "conv1d": (40,), "conv2d": (3, 32, 32)}

@@ -5,8 +5,8 @@ import pytest
 from esper.kasmina import build_host
 from esper.leyline import InputError
 from esper.tamiyo import Never, Planting, Schedule, run_episode
-from esper.tolaria import EpisodeSettings, Task, find_task
-from esper.tolaria.tasks.registry import HostSettings
+from esper.tasks import HostSettings, Task, find_task
+from esper.tolaria import EpisodeSettings
 from esper_lab.growth import compare, run_from_scratch, search_schedules, widenings
 from tests.worlds import tiny_task
 

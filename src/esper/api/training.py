@@ -22,7 +22,8 @@ from esper.simic.training import (
     settled,
 )
 from esper.tamiyo import Controller, controller_names, make_controller, run_episodes
-from esper.tolaria import EpisodeResult, EpisodeSettings, find_task
+from esper.tasks import find_task
+from esper.tolaria import EpisodeResult, EpisodeSettings
 
 
 def train(

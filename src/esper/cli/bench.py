@@ -52,7 +52,8 @@ class Growth:
     def run(self) -> bool:
         """Run, and print a table per task."""
         from esper.tamiyo import make_controller
-        from esper.tolaria import EpisodeSettings, find_task
+        from esper.tasks import find_task
+        from esper.tolaria import EpisodeSettings
         from esper_lab.growth import compare, print_margins, print_rows
 
         check_writable(self.json)
@@ -106,7 +107,7 @@ class Oracle:
         from rich.table import Table
 
         from esper.tamiyo import Schedule, run_episode
-        from esper.tolaria import find_task
+        from esper.tasks import find_task
         from esper_lab.growth import Row, print_rows, search_schedules
 
         check_writable(self.json)

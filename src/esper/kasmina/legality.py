@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -12,11 +12,9 @@ from esper.kasmina.sites import SiteShape
 from esper.kasmina.table import SlotTable
 from esper.leyline import (
     EPOCHS_TO_DECIDE,
-    MEASUREMENTS_BEFORE_CULL,
     NO_BLUEPRINT,
     NUM_BLENDS,
     NUM_OPS,
-    OP_TARGETS,
     TRANSITIONS,
     Blend,
     Mover,
@@ -24,6 +22,10 @@ from esper.leyline import (
     Stage,
 )
 
+MEASUREMENTS_BEFORE_CULL: Final = 2
+"""Counterfactuals a seed is given, once it is blended in or being so, before it may be culled."""
+OP_TARGETS: Final = {Op.GERMINATE: Stage.GERMINATED, Op.FOSSILIZE: Stage.FOSSILIZED, Op.CULL: Stage.CULLED}
+"""The stage that each op moves its slot into; WAIT moves nothing."""
 UNLIMITED = torch.iinfo(torch.int64).max
 """A parameter budget that never binds."""
 

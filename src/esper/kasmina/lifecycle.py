@@ -6,6 +6,7 @@ Nothing here knows of modules: `graft.py` and the executors make networks follow
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,13 +16,9 @@ from esper.kasmina.legality import ActionMasks, Catalogue, action_masks
 from esper.kasmina.table import SlotTable
 from esper.leyline import (
     BLENDING_EPOCHS,
-    EMBARGO_EPOCHS,
     HEAD_NAMES,
-    MAX_BLEND_PAUSES,
-    MAX_HOLDS,
     TRAINING_EPOCHS,
     TRANSITIONS,
-    TRIAL_TOLERANCE,
     Blend,
     IllegalActionError,
     InputError,
@@ -29,6 +26,14 @@ from esper.leyline import (
     Stage,
 )
 
+MAX_BLEND_PAUSES: Final = 2
+"""How often a gated blend may stand still on a negative contribution."""
+MAX_HOLDS: Final = 2
+"""How often alpha may hold because the next one would cost too much; the seed is culled at the next time."""
+TRIAL_TOLERANCE: Final = 0.01
+"""By how much the validation score may fall with a seed's next alpha for that alpha to be taken: one point."""
+EMBARGO_EPOCHS: Final = 1
+"""Epochs spent in each of CULLED and EMBARGOED before a slot is free again."""
 _LEGAL_MOVES = torch.tensor([[(old, new) in TRANSITIONS for new in Stage] for old in Stage])
 _ROUNDING = 1e-6
 """Scores are single precision, and a fall by just one point is not more than a point."""

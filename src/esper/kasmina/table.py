@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints import num_blueprints
-from esper.leyline import NO_BLUEPRINT, NUM_BLENDS, OCCUPIED_STAGES, InputError, Stage
+from esper.leyline import NO_BLUEPRINT, NUM_BLENDS, InputError, Stage
 
 NOT_MEASURED = float("nan")
 _COUNTS = ("epochs_in_stage", "blend_epoch", "pauses", "holds", "measurements", "params")
 _MOST = 2**53
 """More than any count comes to."""
-_OCCUPIED_CODES = torch.tensor([stage.value for stage in OCCUPIED_STAGES])
+_OCCUPIED_CODES = torch.tensor([Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED])
+"""Stages in which a slot holds a seed."""
 
 
 @dataclass(slots=True)

@@ -1,21 +1,15 @@
 """Leyline: what all packages agree on. Enums, records, constants and thresholds; imports nothing of ours."""
 
-from esper.leyline.actions import EPOCHS_TO_DECIDE, NUM_BLENDS, NUM_OPS, OP_TARGETS, Action, Blend, Op
+from esper.leyline.actions import EPOCHS_TO_DECIDE, NUM_BLENDS, NUM_OPS, Action, Blend, Op
 from esper.leyline.constants import (
     BLENDING_EPOCHS,
     DEFAULT_ADAM_EPS,
     DEFAULT_EPISODE_LENGTH,
     DEFAULT_GAMMA,
     DEFAULT_NUM_ENVS,
-    DEFAULT_NUM_SLOTS,
-    EMBARGO_EPOCHS,
     HEAD_NAMES,
-    MAX_BLEND_PAUSES,
-    MAX_HOLDS,
-    MEASUREMENTS_BEFORE_CULL,
     NO_BLUEPRINT,
     TRAINING_EPOCHS,
-    TRIAL_TOLERANCE,
 )
 from esper.leyline.errors import (
     DamagedFileError,
@@ -33,7 +27,7 @@ from esper.leyline.objective import DEFAULT_PRICE, POINTS, PRICE_RANGE, charge, 
 from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryEvent, TrainingSignals
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_id import SlotId, sort_slot_ids
-from esper.leyline.stages import OCCUPIED_STAGES, TRANSITIONS, Mover, Stage
+from esper.leyline.stages import TRANSITIONS, Mover, Stage
 from esper.leyline.text import parse_json, printable, read_json
 from esper.leyline.thresholds import (
     ADVANTAGE_STD_FLOOR,
@@ -70,10 +64,8 @@ __all__ = [
     "DEFAULT_EPISODE_LENGTH",
     "DEFAULT_GAMMA",
     "DEFAULT_NUM_ENVS",
-    "DEFAULT_NUM_SLOTS",
     "DEFAULT_PRICE",
     "DIVISION_GUARD",
-    "EMBARGO_EPOCHS",
     "ENTROPY_COLLAPSE",
     "ENTROPY_FLOOR_SCALE_CAP",
     "EPOCHS_TO_DECIDE",
@@ -87,17 +79,12 @@ __all__ = [
     "LOW_ADVANTAGE_STD",
     "LSTM_MAGNITUDE",
     "MASK_FILL",
-    "MAX_BLEND_PAUSES",
-    "MAX_HOLDS",
     "MAX_RATIO",
-    "MEASUREMENTS_BEFORE_CULL",
     "MIN_EXPLAINED_VARIANCE",
     "MIN_RATIO",
     "NO_BLUEPRINT",
     "NUM_BLENDS",
     "NUM_OPS",
-    "OCCUPIED_STAGES",
-    "OP_TARGETS",
     "POINTS",
     "POLICY_EXPLODING_FACTOR",
     "POLICY_VANISHING_FACTOR",
@@ -109,7 +96,6 @@ __all__ = [
     "SEED_VANISHING_GRADIENT",
     "TRAINING_EPOCHS",
     "TRANSITIONS",
-    "TRIAL_TOLERANCE",
     "VALUE_DIVERGENCE",
     "VALUE_WARM_UP",
     "Action",

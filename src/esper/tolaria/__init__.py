@@ -1,4 +1,4 @@
-"""Tolaria: where hosts train. Tasks and data, episodes, counterfactual measurement, signals and the governor."""
+"""Tolaria: where hosts train. Episodes, counterfactual measurement, signals and the governor."""
 
 from esper.tolaria.compute import ComputeSettings
 from esper.tolaria.environment import Environment, GrowthEnv, Step, StepInfo, episode_seed
@@ -17,7 +17,6 @@ from esper.tolaria.population import Population
 from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
 from esper.tolaria.signals import SignalTable, TrackerSettings, track
 from esper.tolaria.situation import Outcome, Situation
-from esper.tolaria.tasks import OptimizerSettings, Split, Splits, Task, find_task, task, task_names
 from esper.tolaria.workers import Shard, WorkerPool
 
 __all__ = [
@@ -33,26 +32,19 @@ __all__ = [
     "Kept",
     "LoopExecutor",
     "Measurement",
-    "OptimizerSettings",
     "Outcome",
     "Population",
     "Shard",
     "SignalTable",
     "Situation",
-    "Split",
-    "Splits",
     "StackedExecutor",
     "Step",
     "StepInfo",
-    "Task",
     "TrackerSettings",
     "WorkerPool",
     "choose_executor",
     "episode_seed",
     "executor_names",
-    "find_task",
     "measure",
-    "task",
-    "task_names",
     "track",
 ]

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from esper.kasmina import GraftedModel
 from esper.nissa import Hub
+from esper.tasks import Task
 from esper.tolaria.population import Population
 from esper.tolaria.records import EpisodeResult, EpisodeSettings
 from esper.tolaria.signals import SignalTable
 from esper.tolaria.situation import Outcome, Situation
-from esper.tolaria.tasks import Task
 
 
 class Episode:

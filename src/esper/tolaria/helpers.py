@@ -11,8 +11,8 @@ from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
 from esper.kasmina import NOT_MEASURED, GraftedModel, Host
+from esper.tasks import OptimizerSettings, Split, Task
 from esper.tolaria.executors.base import CLIP_EPS, Measurement, losses_and_accuracies, score_of
-from esper.tolaria.tasks import OptimizerSettings, Split, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -105,7 +105,7 @@ def test_every_number_has_a_range() -> None:
 )
 def test_bad_values_are_named(field: str, value: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        config_of(**{field: value})
+        config_of(None, **{field: value})
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ from esper.simic.control.features import (
     safe,
     signals_to_features,
 )
-from esper.tolaria import Population, Situation, find_task
+from esper.tasks import find_task
+from esper.tolaria import Population, Situation
 from tests.catalogues import one_more_kind
 from tests.simic.lives import HOST_PARAMS, make_situation, random_life
 from tests.worlds import tiny_task

@@ -10,7 +10,7 @@ from esper.leyline import EventType
 from esper.nissa import Hub, MemorySink
 from esper.simic.rewards import RewardConfig, RewardFamily
 from esper.simic.training import RoundReport, Trainer, TrainingConfig
-from esper.tolaria import OptimizerSettings, Split, Splits, task
+from esper.tasks import OptimizerSettings, Split, Splits, task
 from tests.simic.builders import config_of
 from tests.worlds import TINY
 

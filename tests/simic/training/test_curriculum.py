@@ -63,6 +63,6 @@ def test_phases_survive_json() -> None:
     ],
 )
 def test_a_wrong_phase_is_named(phases: list[Any], message: str) -> None:
+    data = tiny_config().to_dict()
     with pytest.raises(InputError, match=message):
-        data = tiny_config().to_dict()
         TrainingConfig.from_dict(data | {"world": data["world"] | {"curriculum": phases}})

@@ -23,7 +23,7 @@ from esper.simic.training import (
     load_controller,
 )
 from esper.tamiyo import run_episode
-from esper.tolaria import find_task
+from esper.tasks import find_task
 from tests.simic.builders import config_of, normalizer_of
 from tests.worlds import TINY, slots_of, tiny_task
 
@@ -215,7 +215,7 @@ def test_reward_and_learner_must_share_their_discount() -> None:
 
 def test_mixed_tasks_need_the_same_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "esper.tolaria.tasks.registry._REGISTRY",
+        "esper.tasks.registry._REGISTRY",
         {TINY: find_task(TINY), "two": tiny_task(host_settings={"inputs": 6, "widths": (4, 4), "classes": 3})},
     )
     with pytest.raises(InputError, match="same number of slots"):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from esper.api.environment import make_env
 from esper.api.gym.actions import ActionCoding
 from esper.api.gym.observations import Info, end_info, mask_info, observation_space
-from esper.tolaria import Task
+from esper.tasks import Task
 
 Action = NDArray[np.int64] | np.int64
 Observation = NDArray[np.float32]

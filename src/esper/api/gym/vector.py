@@ -12,7 +12,8 @@ from torch import Tensor
 from esper.api.environment import make_env
 from esper.api.gym.actions import ActionCoding
 from esper.api.gym.observations import Info, end_info, mask_info, observation_space
-from esper.tolaria import Environment, Step, Task
+from esper.tasks import Task
+from esper.tolaria import Environment, Step
 
 Actions = NDArray[np.int64]
 Observations = NDArray[np.float32]

@@ -55,7 +55,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 def preset_names() -> tuple[str, ...]:
     """All presets: every task has one."""
-    from esper.tolaria import task_names
+    from esper.tasks import task_names
 
     return tuple(dict.fromkeys((*_PRESETS, *task_names())))
 
@@ -64,7 +64,7 @@ def preset(name: str) -> TrainingConfig:
     """The config called `name`; tasks of a family, as `ucr:GunPoint`, have theirs by their own name."""
     settings = dict(_PRESETS.get(name, {}))
     if "world.tasks" not in settings:
-        from esper.tolaria import find_task
+        from esper.tasks import find_task
 
         try:
             find_task(name)

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from esper.leyline import InputError, unknown_name
 from esper.simic.config.reward import LossConfig
-from esper.tolaria import find_task
+from esper.tasks import find_task
 
 
 def _facts(task: str, best_loss: float, typical_delta: float) -> LossConfig:

@@ -59,7 +59,9 @@ ADVICE: Mapping[AnomalyKind, str] = {
     AnomalyKind.VALUE_DIVERGENCE: "the critic is fitted to something else than the returns: look at its target",
     AnomalyKind.NUMERICAL_INSTABILITY: "look for the first NaN: rewards, observations, then `learner.lr`",
     AnomalyKind.GRADIENT_DRIFT: "compare rewards and returns of this round with those before; lower `learner.lr`",
-    AnomalyKind.ENTROPY_COLLAPSE: "raise `learner.entropy_coef`, or `learner.entropy_coef_per_head` of the head; go back to a checkpoint",
+    AnomalyKind.ENTROPY_COLLAPSE: (
+        "raise `learner.entropy_coef`, or `learner.entropy_coef_per_head` of the head; go back to a checkpoint"
+    ),
     AnomalyKind.KL_SPIKE: _FASTER,
     AnomalyKind.LSTM_UNHEALTHY: "lower `learner.lr`; look at the observations for values that are out of scale",
     AnomalyKind.SEED_GRADIENT_VANISHING: "look at the blueprint: it cannot learn where it is planted",

@@ -11,14 +11,8 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import TrainingConfig, WorldConfig
 from esper.simic.control import observation_width
 from esper.tamiyo import controller_names
-from esper.tolaria import (
-    ComputeSettings,
-    EpisodeSettings,
-    Population,
-    TrackerSettings,
-    choose_executor,
-    find_task,
-)
+from esper.tasks import find_task
+from esper.tolaria import ComputeSettings, EpisodeSettings, Population, TrackerSettings, choose_executor
 from esper.tolaria.compute import find_device
 
 

@@ -26,7 +26,7 @@ from esper.simic.training.run_state import BASELINES, RunState, history_entry
 from esper.simic.training.setup import episode_settings, make_agent, require_known, require_ready
 from esper.simic.training.world import GrowthWorld
 from esper.tamiyo import Controller, make_controller, run_episodes
-from esper.tolaria import find_task
+from esper.tasks import find_task
 
 FIRST_VALIDATION_SEED = 1_000_000
 """Validation episodes are seeded from here on, far from what people report on."""

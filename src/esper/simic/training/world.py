@@ -16,15 +16,8 @@ from esper.simic.control import Masks
 from esper.simic.training.recipe import EnvRecipe
 from esper.simic.training.setup import episode_settings
 from esper.tamiyo import Controller, make_controller
-from esper.tolaria import (
-    Environment,
-    Shard,
-    Situation,
-    Step,
-    WorkerPool,
-    episode_seed,
-    find_task,
-)
+from esper.tasks import find_task
+from esper.tolaria import Environment, Shard, Situation, Step, WorkerPool, episode_seed
 
 
 def masks_by_head(masks: ActionMasks) -> Masks:

@@ -22,12 +22,12 @@ from esper.kasmina import (
 from esper.kasmina.merit import MERIT_SAMPLES, PassWatch, WouldBeSeeds, measure_merit
 from esper.kasmina.optimizer_groups import SLOT_KEY
 from esper.kasmina.random_state import keeping_random_state
+from esper.tasks import Split, Task
 from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, score_of
 from esper.tolaria.helpers import COMPILED, EAGER, Passes, build_optimizer, clip_gradients, measure, place, train_pass
 from esper.tolaria.precision import HostPrecision
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
-from esper.tolaria.tasks import Split, Task
 
 _CPU = torch.device("cpu")
 

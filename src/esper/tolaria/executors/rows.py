@@ -7,8 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from esper.tasks import OptimizerSettings
 from esper.tolaria.executors.base import CLIP_EPS
-from esper.tolaria.tasks import OptimizerSettings
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8

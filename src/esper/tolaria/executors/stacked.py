@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.kasmina import NOT_MEASURED, Blueprint, GraftedModel, SlotTable, find_blueprint, graft
 from esper.kasmina.merit import MERIT_SAMPLES
 from esper.kasmina.seed_state import remove_slots
+from esper.tasks import Split, Task
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, losses_and_accuracies, score_of
 from esper.tolaria.executors.batched import Batched
 from esper.tolaria.executors.chain import cut_chain
@@ -19,7 +20,6 @@ from esper.tolaria.executors.routes import Branch, Route, plan_route
 from esper.tolaria.executors.rows import RowOptimizer, Rows, clip, flatten, leaves, views
 from esper.tolaria.executors.stacked_merit import StackedMerit
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
-from esper.tolaria.tasks import Split, Task
 
 _MAX_ELEMENTS = 2**23
 """Of one activation tensor in validation: above this, samples are measured in several goes."""
