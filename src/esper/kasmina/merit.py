@@ -152,7 +152,6 @@ class WouldBeSeeds:
         self._made: dict[tuple[object, ...], WouldBe] = {}
 
     def find(self, site: Site, kind: Blueprint, variant: int, place: tuple[torch.device, torch.dtype]) -> WouldBe:
-        """The would-be seed of this kind at this site."""
         key = (site.slot_id, kind.id, variant, *place)
         if key in self._made:
             return self._made[key]

@@ -123,12 +123,10 @@ class OptimizerWatch:
         return sums, torch.tensor(self._counts, dtype=torch.float32), self._host.to("cpu", torch.float32, copy=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen so far."""
         tensors = dict(zip(("sums", "counts", "host"), self._seen(), strict=True))
         return {"steps": self.steps, "epoch_steps": self._epoch_steps, **tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from it."""
         self.steps, self._epoch_steps = state["steps"], state["epoch_steps"]
         sums, counts, self._host = (state[name].clone() for name in ("sums", "counts", "host"))
         self._sums, self._counts = list(sums.unbind()), [int(count) for count in counts.tolist()]

@@ -32,7 +32,6 @@ def _joint_actions(num_slots: int, blueprints: int) -> Tensor:
 
 
 def joint_mask(masks: ActionMasks) -> Tensor:
-    """`[N, A]` bool: which of the `joint_actions` are legal."""
     slot, blueprint, blend, op = _joint_actions(*masks.blueprint.shape[1:]).unbind(1)
     seedable = masks.blueprint[:, slot, blueprint] & masks.blend[:, blend]
     return masks.slot[:, op, slot] & (seedable | (op != Op.GERMINATE))

@@ -16,7 +16,6 @@ Info = dict[str, Any]
 
 
 def observation_space(num_slots: int) -> spaces.Box:
-    """The bounds of every column of an observation."""
     columns = [placed.column for placed in observation_layout(num_slots)]
     low, high = (np.array([getattr(column, end) for column in columns], dtype=np.float32) for end in ("low", "high"))
     return spaces.Box(low, high, dtype=np.float32)

@@ -105,7 +105,6 @@ def insert_kept(network: nn.Module, kept: Mapping[str, KeptSeed], *, nest: bool 
 
 
 def bare_copy(host: nn.Module) -> nn.Module:
-    """A copy of a host without slots, seeds or gradients."""
     # Results that a module keeps from its last run hang on their graph, and torch copies no such tensors.
     kept = [value for module in host.modules() for value in vars(module).values()]
     results = {id(value): value.detach().clone() for value in kept if isinstance(value, Tensor) and value.grad_fn}
