@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 from esper.kasmina.modes import evaluating
 from esper.kasmina.probe import Example, call_with
 from esper.kasmina.random_state import keeping_random_state
-from esper.leyline import InputError
+from esper.leyline import InputError, first_line
 
 _FORMULAS = {
     **flop_registry,
@@ -59,7 +59,6 @@ def flops_per_sample(model: nn.Module, example: Example) -> int:
         with evaluating(model), keeping_random_state(model), torch.no_grad(), counter:
             call_with(model, example)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"the FLOPs of the model cannot be counted on the example: {lines[0]}") from error
+        raise InputError(f"the FLOPs of the model cannot be counted on the example: {first_line(error)}") from error
     tensors = (leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.ndim)
     return counter.total // max(next((tensor.shape[0] for tensor in tensors), 1), 1)

@@ -182,7 +182,7 @@ def plant_fossils(table: SlotTable, planted: Mapping[int, int], catalogue: Catal
 def drop_unfinished(table: SlotTable, hosts: Tensor | None = None) -> SlotTable:
     """The end of the story, of all hosts or of `hosts [N]` (bool): every seed that was not kept for good goes."""
     new = table.clone()
-    unfinished = table.occupied & (table.stage != Stage.FOSSILIZED)
+    unfinished = table.on_trial
     if hosts is not None:
         unfinished &= hosts[:, None]
     new.clear(unfinished)

@@ -94,6 +94,11 @@ class SlotTable:
         return torch.isin(self.stage, _OCCUPIED_CODES)
 
     @property
+    def on_trial(self) -> Tensor:
+        """`[N, S]` bool: the slot holds a seed that is not kept for good."""
+        return self.occupied & (self.stage != Stage.FOSSILIZED)
+
+    @property
     def isolated(self) -> Tensor:
         """`[N, S]` bool: the slot holds a seed at alpha 0, which learns without touching its host."""
         return self.occupied & (self.alpha == 0)

@@ -31,7 +31,7 @@ def judge(grafted: GraftedModel, read: Callable[[Tensor], Reading], owed: Tensor
     measured again, until all that is left pays: seeds that do the same work would otherwise all go, or all stay.
     """
     table = grafted.table
-    on_trial = table.occupied[0] & (table.stage[0] != Stage.FOSSILIZED)
+    on_trial = table.on_trial[0]
     measured: dict[int, float] = {}
     left = (on_trial & (table.alpha[0] > 0)).nonzero().flatten().tolist()
     gone = [index for index in on_trial.nonzero().flatten().tolist() if index not in left]

@@ -12,7 +12,7 @@ from torch.export import Dim, ExportedProgram
 
 from esper.kasmina import Folded, GraftedModel, SlotTable, arguments_for, emit_source, fold
 from esper.kasmina.modes import evaluating
-from esper.leyline import InputError, write_atomically
+from esper.leyline import InputError, first_line, write_atomically
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -95,11 +95,6 @@ def _fixed_program(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
             f"torch.export cannot make a program of this model: {first_line(error)}. The plain module that export "
             "returns, and code with weights (a name that ends in .py), do not need one"
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, as far as it fits into a sentence."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _free_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

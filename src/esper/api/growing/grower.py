@@ -16,7 +16,7 @@ from esper.api.growing.budget import Budget, Pricing
 from esper.api.growing.closing import Verdict, judge, settled
 from esper.api.growing.decision import Account, Decision, tell_moves, tell_site
 from esper.api.growing.evaluation import Evaluator, Reading, number
-from esper.api.growing.exporting import check_target, export, first_line
+from esper.api.growing.exporting import check_target, export
 from esper.api.growing.files import GoodEpoch, check_growth, read_growth, write_growth
 from esper.api.growing.guard import Guard
 from esper.api.growing.lookout import Lookout
@@ -27,7 +27,6 @@ from esper.api.growing.setup import (
     checked_controller,
     chosen_sites,
     common_seed,
-    graft_slots,
     is_rule,
     limits_of,
     may_plant,
@@ -36,8 +35,8 @@ from esper.api.growing.setup import (
     unwrapped,
 )
 from esper.api.growing.watch import OptimizerWatch, Watched
-from esper.kasmina import Sources, catalogue_names, check_actions, next_alpha, stage_changes
-from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_PRICE, InputError, Op, Stage, TrainingFailedError
+from esper.kasmina import Sources, catalogue_names, check_actions, graft, next_alpha, stage_changes
+from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_PRICE, InputError, Op, Stage, TrainingFailedError, first_line
 from esper.nissa import Hub
 from esper.tamiyo import Controller
 from esper.tolaria import SignalTable, Situation, TrackerSettings, track
@@ -110,7 +109,16 @@ class Grower:
         self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
         self._seed = common_seed(seed, self._device)
         where = chosen_sites(host, at, example, self._controller)
-        self.grafted = graft_slots(host, where, example, optimizer, self._limits, self._seed, sources)
+        self.grafted = graft(
+            host,
+            where,
+            example,
+            optimizer=optimizer,
+            budget=self._limits.params,
+            generator=torch.Generator().manual_seed(self._seed),
+            seed_groups="joined",
+            sources=sources,
+        )
         """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
         self._account = Account(self.grafted, self._pricing, self._limits)
         self._may_plant = may_plant(self._controller, self._limits, self.grafted)

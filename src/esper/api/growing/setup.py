@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim import Optimizer
 
 from esper.api.growing.budget import Budget, Limits
 from esper.api.growing.ranks import of_first_rank
-from esper.kasmina import UNLIMITED, GraftedModel, SlotTable, Sources, check_initialised, graft, propose_sites
+from esper.kasmina import UNLIMITED, GraftedModel, SlotTable, check_initialised, propose_sites
 from esper.kasmina.probe import Where
-from esper.leyline import EPOCHS_TO_DECIDE, InputError, Stage
+from esper.leyline import EPOCHS_TO_DECIDE, InputError
 from esper.tamiyo import Controller, Heuristic, Never, Random, Schedule, controller_names, make_controller
 
 _RULES = (Heuristic, Never, Random, Schedule)
@@ -96,9 +95,7 @@ def is_rule(controller: Controller) -> bool:
 
 def to_measure(controller: Controller, table: SlotTable) -> Tensor:
     """`[1, S]` bool: the seeds whose contribution the controller may go by; each costs an evaluation."""
-    if is_rule(controller):
-        return table.blended & (table.stage != Stage.FOSSILIZED)
-    return table.blended
+    return table.blended & table.on_trial if is_rule(controller) else table.blended
 
 
 def may_plant(controller: Controller, limits: Limits, grafted: GraftedModel) -> bool:
@@ -143,25 +140,3 @@ def chosen_sites(host: nn.Module, at: Where | str, example: Any, controller: Con
     if wanted is not None and len(at) != wanted:
         raise InputError(f"this controller was trained for {wanted} slots; here are {len(at)}: {', '.join(at)}")
     return at
-
-
-def graft_slots(
-    host: nn.Module,
-    at: Where,
-    example: Any,
-    optimizer: Optimizer,
-    limits: Limits,
-    seed: int,
-    sources: Sources | None,
-) -> GraftedModel:
-    """`host` with slots whose seeds join the parameter groups of their neighbours."""
-    return graft(
-        host,
-        at,
-        example,
-        optimizer=optimizer,
-        budget=limits.params,
-        generator=torch.Generator().manual_seed(seed),
-        seed_groups="joined",
-        sources=sources,
-    )

@@ -25,7 +25,6 @@ _UNMEASURED_EPOCH = 100_000
 class Watched:
     """What an epoch of training showed."""
 
-    steps: int
     seed_gradients: Tensor
     """`[1, S]`: mean gradient norm of each seed over the optimiser steps that were measured, 0 without a seed."""
     host_gradient: Tensor
@@ -112,7 +111,7 @@ class OptimizerWatch:
         """What was seen since the last reading; counting starts anew."""
         sums, counts, host = self._seen()
         means = torch.where(counts > 0, sums / counts.clamp(min=1), 0.0)
-        watched = Watched(self.steps, means[None], host)
+        watched = Watched(means[None], host)
         self._epoch_steps, self._warned = self.steps, False
         self._forget()
         return watched
