@@ -108,10 +108,10 @@ class Grow:
     def _save(self, episode: "Episode") -> None:
         import torch
 
-        from esper.kasmina import plain_network
+        from esper.kasmina import fold
 
-        plain = plain_network(episode.model).eval()
         example = episode.task.splits().val.x[:2]
+        plain = fold(episode.model, example).network.eval()
         shapes = ({0: torch.export.Dim("batch")},)
         packed = io.BytesIO()
         torch.export.save(torch.export.export(plain, (example,), dynamic_shapes=shapes), packed)

@@ -40,7 +40,6 @@ class Catalogue:
 
     @classmethod
     def of(cls, sites: Sequence[SiteShape]) -> Self:
-        """The catalogue of a host with these sites."""
         shape = (len(sites), num_blueprints())
         catalogue = cls(torch.zeros(shape, dtype=torch.bool), *torch.zeros((2, *shape), dtype=torch.int64))
         for slot, site in enumerate(sites):

@@ -11,7 +11,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from esper.kasmina.blending import blend_alpha
 from esper.kasmina.legality import ActionMasks, Catalogue, action_masks
 from esper.kasmina.table import SlotTable
 from esper.leyline import (
@@ -37,6 +36,8 @@ EMBARGO_EPOCHS: Final = 1
 _LEGAL_MOVES = torch.tensor([[(old, new) in TRANSITIONS for new in Stage] for old in Stage])
 _ROUNDING = 1e-6
 """Scores are single precision, and a fall by just one point is not more than a point."""
+_STEEPNESS = 12.0
+"""Of the sigmoid blend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,19 @@ def begin_epoch(table: SlotTable) -> tuple[SlotTable, Transitions]:
     return new, stage_changes(table, new)
 
 
+def blend_alpha(blend: Tensor, blend_epoch: Tensor) -> Tensor:
+    """Alpha in the given epoch of blending, 1 to `BLENDING_EPOCHS`; exactly 1 in the last.
+
+    Linear and gated climb in equal steps (a gated blend differs in when it may take the next one, not in
+    how high that is); sigmoid starts and ends gently.
+    """
+    progress = blend_epoch / BLENDING_EPOCHS
+    low, high = torch.sigmoid(torch.tensor([-_STEEPNESS / 2, _STEEPNESS / 2]))
+    gentle = (torch.sigmoid(_STEEPNESS * (progress - 0.5)) - low) / (high - low)
+    alpha = torch.where(blend == Blend.SIGMOID, gentle, progress)
+    return torch.where(blend_epoch >= BLENDING_EPOCHS, 1.0, alpha)
+
+
 def next_alpha(table: SlotTable) -> Tensor:
     """`[N, S]`: the alpha that a seed would get at the end of the present epoch; NaN where none would rise.
 
@@ -173,7 +187,7 @@ def plant_fossils(table: SlotTable, planted: Mapping[int, int], catalogue: Catal
 def drop_unfinished(table: SlotTable, hosts: Tensor | None = None) -> SlotTable:
     """The end of the story, of all hosts or of `hosts [N]` (bool): every seed that was not kept for good goes."""
     new = table.clone()
-    unfinished = table.occupied & (table.stage != Stage.FOSSILIZED)
+    unfinished = table.on_trial
     if hosts is not None:
         unfinished &= hosts[:, None]
     new.clear(unfinished)

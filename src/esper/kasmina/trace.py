@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from esper.kasmina.modes import evaluating
 from esper.kasmina.probe import Example, call_with
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.sites import Port
@@ -38,7 +39,6 @@ class Event:
 
     @property
     def changed(self) -> bool:
-        """Whether the tensor has been written into since."""
         return self.tensor._version != self.version
 
     @property
@@ -47,7 +47,6 @@ class Event:
         return bool(self.made_from & _EXAMPLE)
 
     def made_with(self, other: "Event") -> bool:
-        """Whether the tensor of the other event went into this one."""
         return bool(self.made_from & _bit(other.index))
 
 
@@ -85,7 +84,6 @@ class _Flow(TorchDispatchMode):
             self._bits[storage._cdata] = self._bits.get(storage._cdata, 0) | bits
 
     def of(self, tensor: Tensor) -> int:
-        """The bits of what a tensor was made from."""
         return self._bits.get(tensor.untyped_storage()._cdata, 0)
 
 
@@ -99,7 +97,6 @@ class _Unknown(_Flow):
         pass
 
     def of(self, tensor: Tensor) -> int:  # noqa: ARG002  # of any
-        """All bits."""
         return -1
 
 
@@ -125,7 +122,6 @@ class Trace:
     _touching: dict[int, list[Event]] = field(default_factory=dict)
 
     def add(self, path: str, port: Port, argument: int | str, tensor: Tensor) -> None:
-        """Note a tensor."""
         index, in_graph = len(self.events), torch.is_grad_enabled()
         self.flow.mark(tensor, _bit(index))
         event = Event(index, path, port, argument, tensor, tensor._version, in_graph, self.flow.of(tensor))
@@ -143,7 +139,6 @@ class Trace:
         return self._first.get((event.path, event.port, event.argument))
 
     def touching(self, tensor: Tensor) -> list[Event]:
-        """All events with this very tensor."""
         return self._touching[id(tensor)]
 
 
@@ -153,21 +148,18 @@ def trace_passes(model: nn.Module, example: Example, *, sequences: bool) -> list
     Modes, buffers and random state stay as they were.
     """
     example = _tracked(example)
-    training = {module: module.training for module in model.modules()}
-    # Parts that are kept in eval mode while the rest is trained, such as frozen ones, stay in it.
-    while_trained = training if any(training.values()) else dict.fromkeys(training, True)
-    try:
-        _set_modes(dict.fromkeys(training, False))
+    modes = {module: module.training for module in model.modules()}
+    with evaluating(model):
         traces = [_trace(model, example)]
         for other in _other_lengths(example) if sequences else ():
             with suppress(Exception):  # lengths that have to be the same, which is what most are
                 traces.append(_trace_with(_Flow(), model, other, backward=False))
-        _set_modes(while_trained)
+        # Parts that are kept in eval mode while the rest is trained, such as frozen ones, stay in it.
+        for module, training in modes.items():
+            module.training = training or not any(modes.values())
         # An example of one sample is enough to grow by, but not for every layer to be trained with.
         with suppress(ValueError, RuntimeError):
             traces.append(_trace(model, example))
-    finally:
-        _set_modes(training)
     return traces
 
 
@@ -179,11 +171,6 @@ def _tracked(example: Example) -> Example:
             Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, plain
         )
     return tracked
-
-
-def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    for module, training in modes.items():
-        module.training = training
 
 
 def _other_lengths(example: Example) -> Iterator[Example]:

@@ -28,7 +28,7 @@ from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryE
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_id import SlotId, sort_slot_ids
 from esper.leyline.stages import TRANSITIONS, Mover, Stage
-from esper.leyline.text import parse_json, printable, read_json
+from esper.leyline.text import first_line, parse_json, printable, read_json
 from esper.leyline.thresholds import (
     ADVANTAGE_STD_FLOOR,
     DIVISION_GUARD,
@@ -119,6 +119,7 @@ __all__ = [
     "TrainingSignals",
     "WorkerError",
     "charge",
+    "first_line",
     "objective",
     "parse_json",
     "printable",

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.api.environment import make_env
-from esper.api.gym.actions import ActionCoding
-from esper.api.gym.observations import Info, end_info, mask_info, observation_space
+from esper.api.gym.spaces import ActionCoding, Info, end_info, mask_info, observation_space
 from esper.tasks import Task
 from esper.tolaria import Environment, Step
 
@@ -94,7 +93,6 @@ class GrowthVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return self._coding.learner_mask(self._masks)
 
     def close_extras(self) -> None:
-        """Give back what the hosts take."""
         self._env.close()
 
 

@@ -14,6 +14,7 @@ from esper.kasmina.export.bypass import Bypass, insert_bypasses
 from esper.kasmina.export.insert import Scaled, insert_seed
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.growth import Site
+from esper.kasmina.modes import evaluating
 from esper.kasmina.probe import Example, call_with
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import remove_slots
@@ -104,7 +105,6 @@ def insert_kept(network: nn.Module, kept: Mapping[str, KeptSeed], *, nest: bool 
 
 
 def bare_copy(host: nn.Module) -> nn.Module:
-    """A copy of a host without slots, seeds or gradients."""
     # Results that a module keeps from its last run hang on their graph, and torch copies no such tensors.
     kept = [value for module in host.modules() for value in vars(module).values()]
     results = {id(value): value.detach().clone() for value in kept if isinstance(value, Tensor) and value.grad_fn}
@@ -142,14 +142,8 @@ def _gap(expected: Tensor, got: Tensor) -> float:
 
 def _run(network: nn.Module, example: Example) -> Any:
     """The output in evaluation mode, in which nothing is counted; what is random is the same each time."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        with torch.no_grad(), keeping_random_state(network):
-            return call_with(network, example)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluating(network), torch.no_grad(), keeping_random_state(network):
+        return call_with(network, example)
 
 
 def _floats(output: Any) -> list[Tensor]:

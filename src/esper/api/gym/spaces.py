@@ -1,6 +1,10 @@
-"""Actions as Gymnasium spaces: four numbers, or one number for each action that means something of its own."""
+"""What Gymnasium is shown of the hosts: spaces of actions and observations, and what an `info` holds.
+
+An action is four numbers, or one number for each action that means something of its own.
+"""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,8 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.kasmina import ActionMasks, num_blueprints
-from esper.leyline import NUM_BLENDS, NUM_OPS, InputError, Op
+from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_OPS, InputError, Op
+from esper.simic.control import observation_layout
+from esper.tolaria import Outcome
 
+Info = dict[str, Any]
 Space = spaces.MultiDiscrete | spaces.Discrete[np.int64]
 
 
@@ -32,7 +39,6 @@ def _joint_actions(num_slots: int, blueprints: int) -> Tensor:
 
 
 def joint_mask(masks: ActionMasks) -> Tensor:
-    """`[N, A]` bool: which of the `joint_actions` are legal."""
     slot, blueprint, blend, op = _joint_actions(*masks.blueprint.shape[1:]).unbind(1)
     seedable = masks.blueprint[:, slot, blueprint] & masks.blend[:, blend]
     return masks.slot[:, op, slot] & (seedable | (op != Op.GERMINATE))
@@ -91,3 +97,28 @@ def _without_irrelevant(wanted: Tensor) -> Tensor:
 def _to_numpy(mask: Tensor) -> NDArray[np.bool_]:
     array: NDArray[np.bool_] = mask.numpy()
     return array
+
+
+def observation_space(num_slots: int) -> spaces.Box:
+    columns = [placed.column for placed in observation_layout(num_slots)]
+    low, high = (np.array([getattr(column, end) for column in columns], dtype=np.float32) for end in ("low", "high"))
+    return spaces.Box(low, high, dtype=np.float32)
+
+
+def mask_info(masks: ActionMasks) -> Info:
+    """`masks`: by head, conditional ones included; `action_mask [N, A]`: which of the `joint_actions` are legal."""
+    heads = {name: getattr(masks, name).numpy().copy() for name in HEAD_NAMES}
+    return {"masks": heads, "action_mask": joint_mask(masks).numpy()}
+
+
+def end_info(outcome: Outcome) -> dict[str, NDArray[Any]]:
+    """`[N]` each: the network that an export would give; it means something where an episode has ended."""
+    after = outcome.after
+    score, added, flops = outcome.final_score.double(), outcome.final_params, outcome.final_flops
+    return {
+        "objective": (score - after.rent(added.double(), flops.double())).numpy(),
+        "val_score": score.numpy(),
+        "parameters": (after.host_params + added).numpy(),
+        "added_parameters": added.numpy().copy(),
+        "added_flops": flops.numpy().copy(),
+    }

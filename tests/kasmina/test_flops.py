@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.flops import count_flops
-from esper.kasmina.host_flops import flops_per_sample
+from esper.kasmina.flops import count_flops, flops_per_sample
 from esper.leyline import InputError
 
 
