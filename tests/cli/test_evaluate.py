@@ -11,7 +11,7 @@ from tests.cli.commands import run
 def test_training_and_evaluating_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, numbers = tmp_path / "run", tmp_path / "numbers.json"
     sizes = ["--rounds", "1", "--envs", "2", "--episode-length", "4", "--seed", "1"]
-    settings = ["--set", "validation_episodes=1", "num_minibatches=1", "executor=loop"]
+    settings = ["--validation-episodes", "1", "--learner.num-minibatches", "1", "--world.executor", "loop"]
     assert run("train", "--task", "digits", "--out", str(out), *sizes, *settings) == 0
     told = capsys.readouterr().err
     for stage in ("measuring heuristic", "lesson 1 of 2: watching heuristic", "lesson 2 of 2", "round 1/1"):

@@ -96,13 +96,12 @@ def test_the_installed_command_runs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--set", "gamma=1.5"], "gamma must be in (0, 1]; got 1.5"),
-        (["train", "--set", "speed=9"], "unknown config field 'speed'"),
-        (["train", "--set", "reward.speed=9"], "unknown config field 'reward.speed'"),
-        (["train", "--set", "reward.scale=-1"], "scale must be"),
+        (["train", "--learner.gamma", "1.5"], "esper: learner.gamma must be in (0, 1]; got 1.5"),
+        (["train", "--speed", "9"], "unrecognized options: --speed"),
+        (["train", "--reward.scale", "-1"], "scale must be"),
+        (["train", "--learner.entropy-coef-per-head", "size", "2"], "unknown head in learner.entropy_coef_per_head"),
         (["train", "--preset", "fast"], "unknown preset 'fast'; choose one of: pair, pair-long, quick, mnist1d"),
         (["train", "--preset", "quick", "--config", "c.json"], "give --preset or --config, not both"),
-        (["train", "--set", "gamma"], "--set takes name=value"),
         (["train", "--task", "mnist9d"], "unknown task 'mnist9d'"),
         (["train", "--envs", "0"], "envs must be in [1, inf)"),
         (["train", "--resume"], "holds no run to resume"),

@@ -12,7 +12,10 @@ from tests.worlds import TINY
 
 Command = Callable[..., tuple[int, str]]
 SIZES = ("--task", TINY, "--envs", "2", "--episode-length", "3", "--rounds", "1")
-SETTINGS = ("--set", "executor=loop", "validation_episodes=1", "lstm_hidden_dim=16", "teacher=null")
+SETTINGS = (
+    *("--world.executor", "loop", "--validation-episodes", "1"),
+    *("--learner.lstm-hidden-dim", "16", "--teacher", "None"),
+)
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def test_a_resumed_run_takes_more_rounds_and_says_where_it_goes_on(train: Comman
     assert code == 0
     assert "2 rounds of 2 episodes; seed 0; going on after round 1" in told
     assert "round 2/2" in told
-    assert json.loads(before.read_text())["telemetry"] == "minimal"
+    assert json.loads(before.read_text())["telemetry"]["level"] == "minimal"
     code, told = train("--out", out, "--resume")
     assert code == 0
     assert "all rounds are played" in told
@@ -43,8 +46,8 @@ def test_a_resumed_run_takes_more_rounds_and_says_where_it_goes_on(train: Comman
 
 def test_a_command_repeated_with_resume_goes_on(train: Command, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"tasks": [TINY], "reward": {"gamma": 1.0, "scale": 5.0}}))
-    given = ("--out", tmp_path / "run", "--config", config, *SIZES[2:], *SETTINGS, "reward.holding_cost=0.1")
+    config.write_text(json.dumps({"world": {"tasks": [TINY]}, "reward": {"scale": 5.0}}))
+    given = ("--out", tmp_path / "run", "--config", config, *SIZES[2:], *SETTINGS, "--reward.holding-cost", "0.1")
     assert train(*given)[0] == 0
     stored = RunFolder(tmp_path / "run").stored_config()
     assert train(*given, "--resume")[0] == 0
@@ -58,7 +61,7 @@ def test_options_that_cannot_change_are_refused_in_one_line(train: Command, tmp_
     for options, message in (
         (("--seed", "4"), "seed (stored 0, given 4)"),
         (("--task", "digits"), f"tasks (stored ['{TINY}'], given ['digits'])"),
-        (("--set", "lr=0.5", "reward.scale=1"), "reward.scale (stored 10.0, given 1), lr (stored 0.002, given 0.5)"),
+        (("--learner.lr", "0.5", "--reward.scale", "1"), "lr (stored 0.002, given 0.5), reward.scale (stored 10.0"),
         (("--preset", TINY, "--envs", "3"), "envs (stored 2, given 3)"),
         (("--preset", "mnist1d"), "tasks (stored"),
     ):
@@ -78,7 +81,7 @@ def test_a_refused_run_leaves_nothing_behind(train: Command, tmp_path: Path) -> 
 
 
 def test_without_twins_nothing_is_said_about_them(train: Command, tmp_path: Path) -> None:
-    code, told = train("--out", tmp_path / "run", *SIZES, *SETTINGS, "twins=false")
+    code, told = train("--out", tmp_path / "run", *SIZES, *SETTINGS, "--world.no-twins")
     assert code == 0
     assert "nan" not in told
     assert "on its twins" not in told

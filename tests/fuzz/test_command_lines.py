@@ -1,11 +1,10 @@
 """Command lines: whatever words stand on them, esper does it or says in one sentence why not."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.fuzzing_files import Case, blocks, deep_json, odd_json, odd_number, odd_text, run_cases, run_command
+from tests.fuzzing_files import Case, blocks, odd_number, odd_text, run_cases, run_command
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +27,7 @@ _COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("sql",): ("--format",),
     ("tasks",): ("--json",),
     ("train",): (
-        "--task", "--preset", "--config", "--set", "--rounds", "--envs", "--episode-length", "--seed", "--device",
+        "--task", "--preset", "--config", "--learner.lr", "--rounds", "--envs", "--episode-length", "--seed", "--device",
         "--workers", "--telemetry", "--profile", "--resume", "--json"
     ),
 }  # fmt: skip
@@ -48,21 +47,6 @@ _NAMES = (
     "cpu", "cuda", "cuda:99", "normal", "debug", "cifar10", "tinystories", "--debug", "--help", "-h",
 )  # fmt: skip
 _CHOICES = {"--format": ("table", "csv", "json"), "--family": ("all", "conv1d", "conv2d", "features")}
-_FIELDS = (
-    "lr",
-    "gamma",
-    "tasks",
-    "reward",
-    "reward.scale",
-    "curriculum",
-    "op_bias",
-    "price",
-    "rounds",
-    "",
-    ".",
-    "=",
-    "a.b",
-)
 
 
 def _places(case: Case) -> tuple[str, ...]:
@@ -86,9 +70,6 @@ def _values(case: Case, option: str, places: tuple[str, ...]) -> list[str]:
         return [draw.choice((odd_text(draw), draw.choice(_NAMES))) for _ in range(draw.randrange(3))]
     if option in ("--quick", "--resume", "--help"):
         return []
-    if option == "--set":
-        value = draw.choice((json.dumps(odd_json(draw)), odd_text(draw), str(odd_number(draw)), deep_json(draw)))
-        return [f"{draw.choice((*_FIELDS, odd_text(draw)))}={value}"]
     if option in ("--json", "--out", "--picture", "--config", "--profile"):
         return [draw.choice((*places, odd_text(draw)))]
     if option == "--controller" and draw.random() < 0.3:
