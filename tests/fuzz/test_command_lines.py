@@ -27,8 +27,8 @@ _COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("sql",): ("--format",),
     ("tasks",): ("--json",),
     ("train",): (
-        "--task", "--preset", "--config", "--learner.lr", "--rounds", "--envs", "--episode-length", "--seed", "--device",
-        "--workers", "--telemetry", "--profile", "--resume", "--json"
+        "--task", "--preset", "--config", "--learner.lr", "--rounds", "--envs", "--episode-length", "--seed",
+        "--device", "--workers", "--telemetry", "--profile", "--resume", "--json"
     ),
 }  # fmt: skip
 _STOPPED_BY: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {

@@ -109,16 +109,9 @@ class Grower:
         self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
         self._seed = common_seed(seed, self._device)
         where = chosen_sites(host, at, example, self._controller)
-        self.grafted = graft(
-            host,
-            where,
-            example,
-            optimizer=optimizer,
-            budget=self._limits.params,
-            generator=torch.Generator().manual_seed(self._seed),
-            seed_groups="joined",
-            sources=sources,
-        )
+        dice, most = torch.Generator().manual_seed(self._seed), self._limits.params
+        join: dict[str, Any] = {"optimizer": optimizer, "seed_groups": "joined"}
+        self.grafted = graft(host, where, example, budget=most, generator=dice, sources=sources, **join)
         """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
         self._account = Account(self.grafted, self._pricing, self._limits)
         self._may_plant = may_plant(self._controller, self._limits, self.grafted)

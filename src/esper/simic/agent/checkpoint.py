@@ -126,6 +126,7 @@ def build_agent(state: dict[str, Any], device: str | None = None) -> PPOAgent:
         normalize=state["normalizer"] is not None,
         **state["round"],
     )
+    # Everything else that learning goes on with.
     _load_optimizer(agent, state["optimizer_state_dict"])
     if agent.policy.normalizer is not None:
         agent.policy.normalizer.load_state_dict(state["normalizer"])

@@ -91,6 +91,7 @@ class _Smoothing(NamedTuple):
 def _loss(policy: Policy, part: SequenceBatch, target: _Smoothing, value_coef: float) -> Tensor:
     """Cross-entropy to the smoothed actions, each head over the steps where it mattered, plus the value loss."""
     output = policy.replay(part)
+    # Smoothed labels: the teacher's action, and a share for whatever else was legal.
     legal = part.legal
     log_probs = torch.where(legal, output.logits, -torch.inf).log_softmax(-1)
     others = torch.where(legal, target.logits, -torch.inf).softmax(-1)

@@ -31,6 +31,7 @@ def log_ratios(log_probs: Tensor, old_log_probs: Tensor, active: Tensor) -> Tens
 
 def policy_loss(log_ratio: Tensor, advantages: Tensor, active: Tensor, clip_ratio: float) -> tuple[Tensor, Tensor]:
     """Clipped surrogate, summed over heads, and the loss of each head `[H]`."""
+    # The lower of plain and clipped: a ratio beyond the clip earns nothing more.
     ratio = log_ratio.exp()
     per_head = compute_per_head_advantages(advantages, active)
     surrogate = torch.minimum(ratio * per_head, ratio.clamp(1.0 - clip_ratio, 1.0 + clip_ratio) * per_head)

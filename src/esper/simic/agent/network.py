@@ -162,10 +162,12 @@ class FactoredRecurrentActorCritic(nn.Module):
 
     def forward(self, obs: Tensor, hidden: Hidden | None = None) -> NetworkOutput:
         """Logits, values and the new state. `obs [B, D]` is taken as sequences of one step."""
+        # Trunk: features, memory, norm.
         hidden = self.get_initial_hidden(len(obs)) if hidden is None else hidden
         features = self.feature_net(obs)
         features, new_hidden = self._one_step(features, hidden) if obs.dim() == 2 else self.lstm(features, hidden)
         features = self.lstm_ln(features)
+        # Heads, padded to the widest.
         logits = [self.policy_head(head.name)(features) for head in self.spec.heads]
         values = self.value_head(features).squeeze(-1)
         return NetworkOutput(pad_heads(logits, self.spec.width), values, (new_hidden[0], new_hidden[1]))
@@ -194,6 +196,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         output = self(obs, hidden)
         logits = output.logits.squeeze(1)
         require_finite(self.spec, obs, logits)
+        # Head by head, each under the mask that earlier heads leave it; then what that mask was.
         actions = draw_actions(self.spec, logits, masks, deterministic=deterministic)
         selected = select_masks(self.spec, masks, actions)
         require_legal(self.spec, selected, step)

@@ -34,6 +34,7 @@ def build_optimizer(
     options = {"lr": lr, "eps": DEFAULT_ADAM_EPS} | adam_kernels(network.lstm_ln.weight.device)
     if weight_decay == 0.0 and not head_lr_scale:
         return torch.optim.Adam(network.parameters(), **options)
+    # Groups: the heads without a factor, the trunk, the value head, and each head with a factor of its own.
     units = parameter_units(network)
     scaled = {name: units[name] for name in network.spec.names if name in head_lr_scale}
     actor = [p for name in network.spec.names if name not in scaled for p in units[name]]
@@ -93,6 +94,7 @@ def clip_gradients(units: Mapping[str, list[nn.Parameter]], max_norm: float, mod
     names = [name for name, parameters in units.items() for p in parameters if p.grad is not None]
     gradients = [p.grad for parameters in units.values() for p in parameters if p.grad is not None]
     owner = torch.tensor([list(units).index(name) for name in names], device=gradients[0].device)
+    # One multi-tensor call for all norms, summed by unit.
     squares = torch.stack(torch._foreach_norm(gradients)).square()
     norms = squares.new_zeros(len(units)).index_add(0, owner, squares).sqrt()
     total = torch.linalg.vector_norm(norms)

@@ -101,6 +101,7 @@ class PPOAgent:
             raise InputError(f"num_minibatches is {self.num_minibatches}; choose 1 to {num_envs}, the num_envs")
         for name in (*config.head_lr_scale, *config.entropy_coef_per_head):
             self.spec.head(name)
+        # What decides, what remembers a round, and what learns from it.
         self.policy = self._make_policy(network, normalize=normalize)
         self.buffer = self.make_buffer()
         base = self._base_network
@@ -200,10 +201,13 @@ class PPOAgent:
         buffer = self.buffer if buffer is None else buffer
         self._require_same_heads("buffer", buffer.spec)
         steps = int(buffer.step_counts.sum())
+        # A round whose workers were all lost teaches nothing.
         if steps == 0:
             return empty_metrics(self.spec, float(self.policy.return_scale.scale))
+        # Statistics, advantages and returns of the round as it was played.
         self.policy.take_in_observations(buffer)
         diagnostics = self._estimate_advantages(buffer)
+        # The policy learns from it once, the values perhaps again.
         batch = buffer.get_batched_sequences(self.device)
         metrics = self._learn(batch, diagnostics)
         if self.config.value_memory:
@@ -265,11 +269,13 @@ class PPOAgent:
     def _step(self, part: SequenceBatch, reference: Tensor, weights: Tensor, log: UpdateLog) -> bool:
         """One minibatch: step, or skip it if a number is not finite; False if the policy has moved far enough."""
         report, log_ratio = self._backward(part, reference, weights)
+        # NaN or infinity costs the minibatch, never the weights.
         if not report.usable:
             log.skipped_steps += 1
             self._note_ratio_issue(report, log_ratio, log)
             return True
         log.epochs[-1].append(report)
+        # Early stopping, before the step that would go too far.
         target = self.config.target_kl
         if target is not None and report.scalars["approx_kl"] > KL_STOP_MULTIPLIER * target:
             log.early_stopped = True

@@ -152,6 +152,7 @@ class TamiyoRolloutBuffer:
             (self.truncated, truncated),
             *((mask, masks[name]) for name, mask in self.masks.items()),
         ]
+        # With hidden_storage "first" there is room for the state of the first step alone.
         if step < self.hidden_h.shape[1]:
             given += [(self.hidden_h, hidden[0].movedim(0, 1)), (self.hidden_c, hidden[1].movedim(0, 1))]
         for rows, values in given:
@@ -178,6 +179,7 @@ class TamiyoRolloutBuffer:
         stored bootstrap value; with `horizon_is_terminal` a time limit is the end of the problem and worth 0 too.
         """
         valid = self.valid
+        # A row ends at its last stored step, whether or not its episode does.
         last = move(torch.arange(self.max_steps) == self.step_counts.unsqueeze(1) - 1, self.device)
         ends = self.dones | last
         bootstrapped = valid & torch.where(self.dones, self.truncated & (not horizon_is_terminal), last)
@@ -186,6 +188,7 @@ class TamiyoRolloutBuffer:
                 "a truncated or unfinished episode needs a finite value of the state after its last step: "
                 "give `bootstrap_values` to `add_step`"
             )
+        # V of the next state: stored where the episode was cut, 0 where it ended, the next value of the row elsewhere.
         following = self.values.roll(-1, dims=1)
         next_values = torch.where(bootstrapped, self.bootstrap_values, torch.where(ends, 0.0, following))
         steps = (self.rewards, self.values, next_values, ends, gamma)
@@ -204,6 +207,7 @@ class TamiyoRolloutBuffer:
 
         Transfers do not block: synchronise before timing them.
         """
+        # A sequence begins with its row, and behind every step that ended an episode.
         starts = torch.zeros_like(self.dones)
         starts[:, 0] = True
         starts[:, 1:] = self.dones[:, :-1]
@@ -342,9 +346,11 @@ def gather_sequences(
     valid: Tensor,
 ) -> SequenceBatch:
     """Cut rows `[N, T, ...]` into sequences at `starts [N, T]`; `first_hidden` is `[N, layers, hidden]`, twice."""
+    # Padding points at step 0 and is zeroed.
     index, real, lengths = _layout(starts, valid)
     padded = {name: _take(tensor, index, real) for name, tensor in steps.items()}
     padded_masks = {name: _take(mask, index, real) for name, mask in masks.items()}
+    # Only sequences that begin a row may have begun in an earlier round, and so need their stored state.
     begins_row = (index[:, 0] % starts.shape[1] == 0).view(1, -1, 1)
     row = index[:, 0] // starts.shape[1]
     h, c = (torch.where(begins_row, state[row].movedim(1, 0), 0.0).contiguous() for state in first_hidden)
@@ -363,6 +369,7 @@ def gather_sequences(
 def _layout(starts: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Where each step of each sequence lies: flat index `[G, L]`, whether it is real, and lengths `[G]`."""
     flat = valid.flatten().nonzero().squeeze(-1)
+    # Steps lie row after row, so counting the starts numbers the sequences.
     sequence = starts.flatten()[flat].cumsum(0) - 1
     lengths = sequence.bincount()
     first = lengths.cumsum(0) - lengths
@@ -383,6 +390,7 @@ def _take(tensor: Tensor, index: Tensor, real: Tensor) -> Tensor:
 
 def minibatches(lengths: Tensor, count: int) -> Iterator[Tensor]:
     """Shuffled groups of whole sequences with about the same number of steps; every sequence is in exactly one."""
+    # Cut the shuffled sequences, laid end to end, into equal parts; each belongs where its middle lies.
     order = torch.randperm(len(lengths))
     ends = lengths[order].cumsum(0)
     middles = ends - lengths[order] / 2

@@ -62,6 +62,7 @@ def fetch_report(
         "total_grad_norm": norms.total,
         "post_clip_grad_norm": norms.post_clip,
     }
+    # All numbers in one tensor, so that the device is waited for once.
     per_head = (ratios.head_kls, ratios.head_clip_fractions, ratios.head_ratio_max, ratios.head_ratio_min)
     parts = [torch.stack(list(scalars.values())), entropies, *per_head, norms.units]
     numbers = iter(torch.cat(parts).tolist())
@@ -107,9 +108,11 @@ def round_statistics(
     """How the policy and the values of a whole round changed in an update, in one transfer."""
     real = batch.valid
     masks = {name: mask[real] for name, mask in batch.masks.items()}
+    # A head had a choice where it mattered and masks left it two options.
     choices = batch.active & (batch.selected.sum(-1) > 1)
     old, new = (MaskedCategorical(output.logits, batch.selected, validate=False) for output in (before, after))
     entropies = old.normalized_entropy()
+    # How far the probability of each taken action has moved.
     change = (new.log_prob(batch.actions) - old.log_prob(batch.actions))[batch.active]
     moved = change.float().exp().nan_to_num(torch.inf)
     values, returns = (after.values * scale)[real].float(), batch.returns[real].float()

@@ -47,6 +47,7 @@ class ValueMemory:
         """
         skipped = 0
         optimizer = Adam(policy.network.parameters(), lr)
+        # Where the policy is now, and is to stay.
         with torch.no_grad():
             befores = [policy.replay(batch).logits for batch in self._rounds]
         for number in torch.randperm(len(self._rounds)).tolist():

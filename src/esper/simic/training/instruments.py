@@ -94,6 +94,7 @@ class Instruments:
         """Its episodes are in the agent's buffer."""
         if not self.enabled:
             return
+        # What the round showed of seeds and of the policy's memory.
         self._seeds = _seed_epochs(tally.seed_epochs, world, self._suspects.count)
         buffer = agent.buffer
         kept = buffer.hidden_storage == "all"
@@ -123,9 +124,11 @@ class Instruments:
                 level=self.levels.current,
             )
         )
+        # At debug level also where an explosion came from.
         records = self._watcher.take_debug_records(gradients)
         if records is not None:
             self.tell(UpdateExamined(ratios=records[0], stability=records[1]))
+        # Alarms, which raise the level for the updates to come.
         anomalies = self._judge(metrics, entropies, drift).anomalies
         self.levels.update_done()
         if anomalies:

@@ -26,6 +26,7 @@ def resumed_config(stored: TrainingConfig, given: TrainingConfig) -> TrainingCon
     """The config that a run goes on with: as `given`, if that changes nothing but what may change."""
     if given.world.executor == "auto":
         given = replace(given, world=replace(given.world, executor=stored.world.executor))
+    # Compare field by field, by full names.
     before, after = _flat(stored.to_dict()), _flat(given.to_dict())
     names = [name for name in after | before if before.get(name) != after.get(name)]
     fixed = [name for name in names if not name.startswith(CHANGEABLE)]

@@ -38,11 +38,13 @@ class RoundTally:
 
     def add(self, actions: Tensor, step: Transition, running: Tensor) -> None:
         """Count one step, where an episode is running."""
+        # Sums over the episode.
         self.ops[torch.arange(len(actions)), actions[:, -1]] += running
         self.returns += torch.where(running, step.rewards, 0.0)
         for name, term in step.components.items():
             added = torch.where(running, term, 0.0)
             self.components[name] = self.components.get(name, torch.zeros_like(added)) + added
+        # What the last step tells of the whole episode.
         ended = running & (step.terminated | step.truncated)
         for name, column in self.ended.items():
             column[ended] = getattr(step, name)[ended].to(torch.float32)
@@ -104,8 +106,7 @@ def collect_round(
     agent.buffer.clear()
     observations, masks = world.reset(round_index, check_interrupt)
     hidden = policy.initial_hidden(world.num_envs)
-    running = torch.ones(world.num_envs, dtype=torch.bool)
-    tally = RoundTally(world)
+    running, tally = torch.ones(world.num_envs, dtype=torch.bool), RoundTally(world)
     teachers = None if teacher is None else world.controllers(teacher)
     while running.any():
         # The world is on the CPU; policy and buffer are on the agent's device.
@@ -115,12 +116,10 @@ def collect_round(
         played = decision.actions.cpu()
         # A teacher's action is the label, whoever plays.
         if teachers is not None:
-            advice = world.decide(teachers)
-            played = advice if watch else played
-            decision = decision._replace(actions=advice)
+            decision = decision._replace(actions=world.decide(teachers))
+            played = decision.actions if watch else played
         step = world.step(played)
         over = step.terminated | step.truncated
-        bootstrapped = bool(step.truncated.any()) and not agent.config.horizon_is_terminal
         agent.buffer.add_step(
             normalized,
             masks,
@@ -129,7 +128,7 @@ def collect_round(
             step.rewards,
             over,
             step.truncated,
-            bootstrap_values=_values_after(step, policy, decision.hidden) if bootstrapped else None,
+            bootstrap_values=None if agent.config.horizon_is_terminal else _values_after(step, policy, decision.hidden),
             raw_obs=observations,
             active=running,
         )
@@ -141,6 +140,8 @@ def collect_round(
     return tally
 
 
-def _values_after(step: Transition, policy: Policy, hidden: Hidden) -> Tensor:
-    """What the state after `step` is worth, for episodes that were cut off there and go on being worth something."""
+def _values_after(step: Transition, policy: Policy, hidden: Hidden) -> Tensor | None:
+    """What the state after `step` is worth, if an episode was cut off there."""
+    if not step.truncated.any():
+        return None
     return policy.value(policy.normalized(move(step.observations, policy.device)), hidden)

@@ -51,6 +51,7 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     world = config.world
     if world.executor != "auto":
         return config
+    # Each worker runs its share of the hosts of one task: that many are timed.
     hosts = math.ceil(world.envs / max(1, world.workers // len(world.tasks)))
     compute = episode_settings(world).compute
     tasks = {*world.tasks, *(task for phase in world.curriculum for task in phase.tasks or ())}

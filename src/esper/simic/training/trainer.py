@@ -90,6 +90,7 @@ class Trainer:
         self._best = float("-inf")
         self._lessons = 0
         self._phase = 0
+        # Going on from a checkpoint sets all of the above.
         require_known(config)
         self._resumed = resume and self._resume()
         self._phase = max(self._phase, config.phase_in(self.round))
@@ -104,6 +105,7 @@ class Trainer:
         try:
             if not self._resumed:
                 self._checkpoint()  # whenever the run is killed from here on, it can be resumed
+            # Before the first round: what there is to beat, and behaviour cloning.
             self._measure_baselines()
             self._take_lessons()
             while self.round < self.config.rounds:
@@ -169,6 +171,7 @@ class Trainer:
     def _validate(self) -> dict[str, float]:
         """The deterministic policy on the validation seeds; the best is kept."""
         scores = self._mean_objectives(LearnedController(self.agent.policy))
+        # The best policy so far is kept apart from the checkpoints that come and go.
         mean = sum(scores.values()) / len(scores)
         if mean > self._best:
             self._best = mean
@@ -217,6 +220,7 @@ class Trainer:
             tally = collect_round(self.agent, self.world, index, self._check_interrupt, lessons.teacher, watch=watch)
             cloning = clone(self.agent, lessons)
             self._lessons += 1
+            # Record what it brought, and save: lessons are not taken twice.
             if cloning.left_out or cloning.skipped_steps:
                 left_out = f"{cloning.left_out} episodes and {cloning.skipped_steps} minibatches"
                 self._announce(f"NaN or infinity: {left_out} were left out")

@@ -80,8 +80,10 @@ class GrowthWorld:
         if len(slots) > 1:
             raise InputError(f"tasks must have hosts with the same number of slots; these have {sorted(slots)}")
         self.num_slots = slots.pop()
+        # One environment per task, each telling its events through a relay of its own.
         self._relays = [_Relay(hub or Hub(), index * world.envs, least) for index in range(len(world.tasks))]
         self._envs = _make_envs(config, [relay.source for relay in self._relays])
+        # Twins.
         self._distinct = world.distinct_rounds if world.twins else None
         self._twin_weight = world.twin_weight
         self._known: dict[int, _Alone] = {}
@@ -156,6 +158,7 @@ class GrowthWorld:
     def _baseline(self, alone: "_Alone") -> Tensor:
         """`[N]`: from the returns of those twins of each task that were not lost."""
         whole = ~alone.dropped
+        # The mean over the twins of a task, for each of its hosts.
         sums, counts = (
             column.view(-1, self._per_task).sum(1) for column in (torch.where(whole, alone.earned, 0.0), whole)
         )
@@ -164,9 +167,11 @@ class GrowthWorld:
 
     def _advance(self, actions: Tensor) -> Transition:
         """One step of all hosts, twins not considered."""
+        # All tasks step at the same time where they have workers.
         run = map if self._threads is None else self._threads.map
         steps = list(run(lambda env, share: env.step(share), self._envs, actions.split(self._per_task)))
         self._pass_on_events()
+        # Hosts of all tasks as one batch.
         parts = [_transition(step) for step in steps]
         names = [name for name in Transition.__dataclass_fields__ if name not in ("masks", "components")]
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
