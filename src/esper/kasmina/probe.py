@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from esper.kasmina.modes import eval_mode
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.sites import Family, SiteShape, infer_family, site_shape
 from esper.leyline import InputError, unknown_name
@@ -138,22 +139,18 @@ def _outputs(
         if isinstance(output, Tensor):
             last[name] = weakref.ref(output)
 
-    training = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
         for name, module in modules.items():
             hook = module.register_forward_hook(lambda _m, _i, output, name=name: note(name, output))
             stack.callback(hook.remove)
         stack.enter_context(keeping_random_state(model))
         stack.enter_context(torch.no_grad())
-        model.eval()
+        stack.enter_context(eval_mode(model))
         try:
             result = call_with(model, example)
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise InputError(f"the model could not run on the example: {lines[0]}") from error
-        finally:
-            for module, mode in training.items():
-                module.training = mode
     returned = {id(leaf) for leaf in tree_leaves(result)}
     results = {name for name, tensor in last.items() if tensor() is not None and id(tensor()) in returned}
     return outputs | {name: [] for name in modules if name not in outputs}, results

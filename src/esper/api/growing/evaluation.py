@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from esper.api.growing.ranks import mean_over_ranks
 from esper.api.growing.scale import Scale
 from esper.kasmina import NOT_MEASURED, GraftedModel
+from esper.kasmina.modes import eval_mode
 from esper.kasmina.random_state import keeping_random_state, random_state
 from esper.kasmina.slot import SlotMode
 from esper.leyline import InputError
@@ -96,7 +97,7 @@ class Evaluator:
 
     def _ask(self) -> float:
         """What `evaluate` returns now, asked in eval mode each time, because it may end with `model.train()`."""
-        with _in_eval_mode(*self._networks):
+        with eval_mode(*self._networks):
             value = number(self._call(), _RETURNED)
         if math.isfinite(value):
             self.scale.check(value)
@@ -149,20 +150,3 @@ def at_alpha(grafted: GraftedModel, index: int, alpha: float) -> Iterator[None]:
     finally:
         slot.alpha.copy_(before)
         slot.mode = mode
-
-
-@contextmanager
-def _in_eval_mode(*networks: nn.Module) -> Iterator[None]:
-    """Eval mode; afterwards every module is in the mode it was in before, whatever happened in between."""
-    modes = {module: module.training for network in networks for module in network.modules()}
-    for network in networks:
-        network.eval()
-    try:
-        yield
-    finally:
-        # By `train` first: some modules do more there than set the flag, such as splitting merged weights again.
-        for module, mode in modes.items():
-            if module.training != mode:
-                module.train(mode)
-        for module, mode in modes.items():
-            module.training = mode

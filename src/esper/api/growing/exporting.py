@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from esper.kasmina import Folded, GraftedModel, SlotTable, arguments_for, emit_source, fold
+from esper.kasmina.modes import eval_mode
 from esper.leyline import InputError, write_atomically
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -78,15 +79,12 @@ _WRITERS = {".pt2": _write_program, ".onnx": _write_onnx, ".py": _write_code}
 def _program(network: nn.Module, example: Any) -> ExportedProgram:
     """The network in evaluation mode, for batches of any size if the model allows that."""
     args, kwargs = arguments_for(network, example)
-    was_training = network.training
-    network.eval()
-    try:
-        return torch.export.export(network, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
-    except Exception as error:
-        warnings.warn(f"the program takes batches like the example only: {first_line(error)}", stacklevel=5)
-        return _fixed_program(network, args, kwargs)
-    finally:
-        network.train(was_training)
+    with eval_mode(network):
+        try:
+            return torch.export.export(network, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
+        except Exception as error:
+            warnings.warn(f"the program takes batches like the example only: {first_line(error)}", stacklevel=5)
+            return _fixed_program(network, args, kwargs)
 
 
 def _fixed_program(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:

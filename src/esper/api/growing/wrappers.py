@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.kasmina import GraftedModel, check_initialised
+from esper.kasmina.torch_private import is_compiled
 from esper.leyline import InputError
 
 
@@ -19,7 +20,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
             "DataParallel copies the model to every device without its seeds; pass the model itself, "
             "or wrap it in DistributedDataParallel"
         )
-    if hasattr(model, "_orig_mod") or any(module._compiled_call_impl is not None for module in model.modules()):
+    if is_compiled(model):
         raise InputError(
             "this model was compiled before it was grown and would not see its seeds; pass the model itself, "
             "then train torch.compile(grower.model)"

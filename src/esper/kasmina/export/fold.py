@@ -14,6 +14,7 @@ from esper.kasmina.export.bypass import Bypass, insert_bypasses
 from esper.kasmina.export.insert import Scaled, insert_seed
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.growth import Site
+from esper.kasmina.modes import eval_mode
 from esper.kasmina.probe import Example, call_with
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import remove_slots
@@ -142,14 +143,8 @@ def _gap(expected: Tensor, got: Tensor) -> float:
 
 def _run(network: nn.Module, example: Example) -> Any:
     """The output in evaluation mode, in which nothing is counted; what is random is the same each time."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        with torch.no_grad(), keeping_random_state(network):
-            return call_with(network, example)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with eval_mode(network), torch.no_grad(), keeping_random_state(network):
+        return call_with(network, example)
 
 
 def _floats(output: Any) -> list[Tensor]:
