@@ -57,22 +57,6 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """The hosts `first_host` to `first_host + num_hosts - 1` of an environment."""
-
-    first_host: int
-    num_hosts: int
-
-    @property
-    def hosts(self) -> slice:
-        """Their places in tensors of all hosts."""
-        return slice(self.first_host, self.first_host + self.num_hosts)
-
-    def __contains__(self, host: int) -> bool:
-        return 0 <= host - self.first_host < self.num_hosts
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """What is known of the hosts of a shard."""
 
@@ -90,7 +74,6 @@ class _Pickler(pickle.Pickler):
 
 
 def to_bytes(message: Any) -> bytes:
-    """`message` as bytes."""
     file = io.BytesIO()
     _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
     return file.getvalue()

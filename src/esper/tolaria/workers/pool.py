@@ -4,7 +4,7 @@ import logging
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from esper.leyline import InputError, WorkerError
 from esper.nissa import Hub
 from esper.tolaria.environment import Step, check_seed, episode_seed
 from esper.tolaria.records import EpisodeResult
+from esper.tolaria.shards import join, share_out
 from esper.tolaria.situation import Situation
-from esper.tolaria.workers.joining import join
-from esper.tolaria.workers.messages import Command, Reply, Request, Shard, View, to_bytes
+from esper.tolaria.workers.messages import Command, Reply, Request, View, to_bytes
 from esper.tolaria.workers.process import ProcessTransport, Transport
 from esper.tolaria.workers.worker import EnvFactory
 
@@ -59,7 +59,7 @@ class WorkerPool:
         self._timeout = timeout
         self._start = start
         self._ids = count()
-        self._shards = _share_out(num_hosts, workers)
+        self._shards = share_out(num_hosts, workers)
         self._episodes = torch.zeros(num_hosts, dtype=torch.int64)
         self._ended = torch.ones(num_hosts, dtype=torch.bool)
         self._lost: set[int] = set()
@@ -259,12 +259,6 @@ class WorkerPool:
             first = self._shards[worker].first_host
             for event in reply.events:
                 self._hub.emit(replace(event, env_id=None if event.env_id is None else first + event.env_id))
-
-
-def _share_out(num_hosts: int, workers: int) -> list[Shard]:
-    """Consecutive shards whose sizes differ by one at most."""
-    bounds = [num_hosts * worker // workers for worker in range(workers + 1)]
-    return [Shard(first, after - first) for first, after in pairwise(bounds)]
 
 
 def _packed(make: EnvFactory) -> bytes:

@@ -8,7 +8,8 @@ from typing import Any
 from esper.leyline import EsperError, Severity, TelemetryEvent, WorkerError
 from esper.nissa import Hub, MemorySink
 from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.workers.messages import Command, Reply, Request, Shard, View, from_bytes
+from esper.tolaria.shards import Shard
+from esper.tolaria.workers.messages import Command, Reply, Request, View, from_bytes
 
 EnvFactory = Callable[[Shard, Hub], GrowthEnv]
 """Makes the hosts of a shard; it has to be picklable, as a module's function or a dataclass with `__call__` is."""
