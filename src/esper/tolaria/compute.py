@@ -39,7 +39,6 @@ class ComputeSettings:
         return self != DEFAULT_COMPUTE
 
     def check_executor(self, name: str) -> None:
-        """Refuse an executor that cannot do this."""
         if name == "stacked" and self.needs_loop:
             raise InputError(
                 f"the executor 'stacked' computes in float32, as written, on the CPU; got precision "
@@ -52,7 +51,6 @@ DEFAULT_COMPUTE = ComputeSettings()
 
 
 def present_devices() -> list[str]:
-    """Names of the devices that this machine has."""
     return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
 
 

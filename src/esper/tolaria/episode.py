@@ -30,7 +30,6 @@ class Episode(Population):
 
     @property
     def model(self) -> GraftedModel:
-        """The network as it is now."""
         return self.executor.network(0)
 
     def finish(self) -> EpisodeResult:

@@ -25,7 +25,6 @@ _LOG = logging.getLogger(__name__)
 
 
 def executor_names() -> tuple[str, ...]:
-    """The names that `make_executor` takes."""
     return get_args(ExecutorName)
 
 

@@ -53,7 +53,6 @@ class _Pass:
 
     @property
     def branch_owner(self) -> Tensor:
-        """The hosts of the branches born so far."""
         return self.route.branch_owner[: 0 if self.branches is None else len(self.branches)]
 
 

@@ -20,7 +20,6 @@ def train_pass(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple
 
 
 def eval_pass(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The logits of `x`."""
     return model(x)
 
 

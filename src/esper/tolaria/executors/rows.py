@@ -75,7 +75,6 @@ class AllRows:
 
 
 def flatten(module: nn.Module) -> Tensor:
-    """All parameters of `module` as one row."""
     return torch.cat([torch.empty(0), *(parameter.detach().flatten() for parameter in module.parameters())])
 
 

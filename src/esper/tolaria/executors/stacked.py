@@ -209,7 +209,6 @@ class StackedExecutor:
         self._table = table
 
     def network(self, host: int) -> GraftedModel:
-        """A copy of one host's network as a module."""
         with torch.random.fork_rng(devices=[]):
             module = self._task.build_host().to(self._dtype)
         model = graft(module, at=module.slot_sites, example=self._cast(self._task.splits().val.x[:2]))
@@ -288,7 +287,6 @@ class StackedExecutor:
 
 @torch.no_grad()
 def _unflatten(modules: Sequence[torch.nn.Module], row: Tensor) -> None:
-    """Write a row back into the parameters of `modules`."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     for parameter, piece in zip(parameters, row.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(piece.view_as(parameter))

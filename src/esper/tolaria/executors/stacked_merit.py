@@ -42,7 +42,6 @@ class StackedMerit:
         return Seen(frozenset(self._places.values()))
 
     def start(self, host: int, variant: int) -> None:
-        """An episode begins, with these would-be seeds."""
         self._variant[host] = variant
 
     def measure(self, free: Tensor, seen: Seen, gradients: Mapping[int, Tensor]) -> Tensor:

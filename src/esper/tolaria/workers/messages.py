@@ -68,6 +68,7 @@ class _Pickler(pickle.Pickler):
     """Tensors as arrays: an order of magnitude faster than torch's own way, and no shared memory left behind."""
 
     def reducer_override(self, value: Any) -> tuple[Callable[..., Tensor], tuple[Any, ...]] | Any:
+        # Not of subclasses, such as parameters, which have to stay what they are.
         if type(value) is Tensor:
             return torch.from_numpy, (value.detach().numpy(force=True),)
         return NotImplemented

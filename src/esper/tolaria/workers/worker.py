@@ -24,7 +24,6 @@ class ShardWorker:
         self._hub = Hub()
 
     def answer(self, request: Request) -> Reply:
-        """Do what is asked."""
         try:
             value, error = self._do(request), None
         except Exception as raised:
@@ -32,6 +31,7 @@ class ShardWorker:
         return Reply(request.id, value, error, self._take_events())
 
     def _do(self, request: Request) -> Any:
+        # The table of commands; `Command` says what each takes and gives.
         match request.command, request.arguments:
             case Command.OPEN, (factory, shard, least):
                 return self._open(factory, shard, least)
