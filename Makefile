@@ -47,10 +47,10 @@ lint: setup  ## Check style, types, import contracts and that nothing is unused.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
-	$(BIN)/vulture src tests benchmarks examples
+	$(BIN)/vulture src lab tests benchmarks examples
 
 coverage: setup  ## Measure line coverage of the test suite.
-	$(BIN)/pytest -n 2 --cov=esper --cov-report=term-missing:skip-covered
+	$(BIN)/pytest -n 2 --cov=esper --cov=esper_lab --cov-report=term-missing:skip-covered
 
 bench: setup  ## Measure what growing brings, and what an idle slot costs (about ten minutes).
 	$(BIN)/esper bench growth

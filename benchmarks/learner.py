@@ -6,7 +6,6 @@ python benchmarks/learner.py speed          # one update beside RecurrentPPO (ne
 """
 
 import argparse
-import importlib
 import json
 import logging
 import statistics
@@ -17,32 +16,30 @@ from typing import Any
 
 import torch
 
-from esper.simic.agent import FactoredRecurrentActorCritic, PPOUpdateMetrics, play_episodes
-from esper.simic.bench import bench_ppo_update
-from esper.simic.trials import (
-    BANDIT_ENVS,
-    BANDIT_ROUNDS,
-    BANDIT_SETTINGS,
-    CARTPOLE_ENVS,
-    CARTPOLE_SETTINGS,
-    EVALUATION_SEED,
-    MEMORY_ENVS,
-    MEMORY_SETTINGS,
+from esper.simic.agent import FactoredRecurrentActorCritic, PPOUpdateMetrics
+from esper_lab.learner_speed import bench_ppo_update
+from esper_lab.trials import (
+    BANDIT,
+    BANDIT_STEPS,
+    CARTPOLE,
+    MEMORY_TASKS,
+    Exercise,
     Trial,
     agent_for,
     bandit_trial,
     cartpole_trial,
     endless_trial,
     learn,
-    learn_to_score,
+    memory_trial,
 )
-from esper.simic.worlds import FactoredBandit, masked_cartpole, repeat_world
+from esper_lab.workload import LSTM_SIZES
 
 COMPARISON_SEEDS = range(5)
-COMPARISON_STEPS = 12_288
-"""Environment steps on CartPole: about where the default settings begin to solve it."""
-COMPARISON_ROUNDS = BANDIT_ROUNDS // 4
-"""Rounds on the bandit: before every variant has solved it."""
+CARTPOLE_STEPS = 12_288
+"""Environment steps: about where the default settings begin to solve it."""
+COMPARED_BANDIT_STEPS = BANDIT_STEPS // 4
+"""Before every variant has solved it."""
+SPEED_REPEATS = 3
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -58,24 +55,15 @@ def learning() -> None:
     print("| task | bar | seeds that reach it | median steps | worst steps | worst score | median CPU-s |")
     print("|---|---|---|---|---|---|---|")
     _line("CartPole without velocities", 195.0, [cartpole_trial(seed) for seed in range(10)])
-    for module, name, bar in (
-        ("repeat_previous", "RepeatPreviousEasy", 0.9),
-        ("repeat_first", "RepeatFirstEasy", 0.95),
-    ):
+    for name, (_, bar) in MEMORY_TASKS.items():
         try:
-            make: Callable[[], Any] = getattr(importlib.import_module(f"popgym.envs.{module}"), name)
+            trials = [memory_trial(name, seed) for seed in range(5)]
         except ImportError:
             print(f"| POPGym {name} | {bar} | not run: popgym is not installed | | | | |")
-            continue
-        _line(f"POPGym {name}", bar, [_memory_trial(make, bar, seed) for seed in range(5)])
+        else:
+            _line(f"POPGym {name}", bar, trials)
     _line("factored bandit (share of the optimum)", 0.95, [bandit_trial(seed) for seed in range(5)])
     _line("endless world (relative error, lower is better)", 0.01, [endless_trial(seed) for seed in range(5)], low=True)
-
-
-def _memory_trial(make: Callable[[], Any], bar: float, seed: int) -> Trial:
-    return learn_to_score(
-        lambda s: repeat_world(make, MEMORY_ENVS, s), MEMORY_SETTINGS, seed, bar=bar, budget=500_000, every=10
-    )
 
 
 def _line(name: str, bar: float, trials: list[Trial], *, low: bool = False) -> None:
@@ -96,38 +84,25 @@ def comparisons() -> None:
     print("|---|---|---|---|---|---|---|")
     for variant, options in VARIANTS.items():
         if "head_lr_scale" not in options:
-            _compare("CartPole", variant, [_cartpole_run(seed, options) for seed in COMPARISON_SEEDS])
+            runs = [_run(CARTPOLE, seed, options, CARTPOLE_STEPS, "action") for seed in COMPARISON_SEEDS]
+            _compare("CartPole", variant, runs)
     for variant, options in VARIANTS.items():
-        _compare("bandit", variant, [_bandit_run(seed, options) for seed in COMPARISON_SEEDS])
+        runs = [_run(BANDIT, seed, options, COMPARED_BANDIT_STEPS, "force") for seed in COMPARISON_SEEDS]
+        _compare("bandit", variant, runs)
 
 
-def _cartpole_run(seed: int, options: dict[str, Any]) -> dict[str, float]:
-    agent, metrics, seconds = _run(
-        seed, masked_cartpole(CARTPOLE_ENVS, seed), CARTPOLE_SETTINGS, options, COMPARISON_STEPS
-    )
-    score = play_episodes(agent, masked_cartpole(CARTPOLE_ENVS, EVALUATION_SEED + seed), 20).mean().item()
-    return _numbers(agent, metrics, seconds, score, "action")
-
-
-def _bandit_run(seed: int, options: dict[str, Any]) -> dict[str, float]:
-    steps = COMPARISON_ROUNDS * BANDIT_ENVS * BANDIT_SETTINGS["max_steps"]
-    agent, metrics, seconds = _run(seed, FactoredBandit(BANDIT_ENVS, seed), BANDIT_SETTINGS, options, steps)
-    score = play_episodes(agent, FactoredBandit(BANDIT_ENVS, EVALUATION_SEED + seed), 512).mean().item()
-    return _numbers(agent, metrics, seconds, score, "force")
-
-
-def _run(
-    seed: int, world: Any, settings: dict[str, Any], options: dict[str, Any], steps: int
-) -> tuple[Any, list[PPOUpdateMetrics], float]:
+def _run(exercise: Exercise, seed: int, options: dict[str, Any], steps: int, head: str) -> dict[str, float]:
+    """Numbers of one run, with the gradient norm of `head`; only the learning is timed."""
     torch.manual_seed(seed)
+    world = exercise.make_world(seed)
     network = FactoredRecurrentActorCritic(
         world.spec,
         world.obs_dim,
-        lstm_hidden_dim=settings["lstm_hidden_dim"],
+        lstm_hidden_dim=exercise.options["lstm_hidden_dim"],
         feature_layers=options.get("feature_layers", 1),
     )
     overrides = {name: value for name, value in options.items() if name != "feature_layers"}
-    agent = agent_for(world, settings, network=network, **overrides)
+    agent = agent_for(world, exercise.options | {"network": network} | overrides)
     history: list[PPOUpdateMetrics] = []
     start = time.process_time()
 
@@ -136,12 +111,9 @@ def _run(
         return agent.total_steps >= steps
 
     learn(agent, world, until)
-    return agent, history, time.process_time() - start
-
-
-def _numbers(agent: Any, history: list[PPOUpdateMetrics], seconds: float, score: float, head: str) -> dict[str, float]:
+    seconds = time.process_time() - start
     return {
-        "score": score,
+        "score": exercise.score(agent, seed),
         "norm": statistics.mean(metrics["total_grad_norm"] for metrics in history),
         "head": statistics.mean(statistics.mean(metrics["head_grad_norms"][head]) for metrics in history),
         "bytes": 2 * agent.buffer.hidden_h.nbytes,
@@ -164,7 +136,7 @@ def _compare(world: str, variant: str, runs: list[dict[str, float]]) -> None:
 
 def speed() -> None:
     """Print the timings as JSON."""
-    print(json.dumps(bench_ppo_update(), indent=2))
+    print(json.dumps(bench_ppo_update(LSTM_SIZES, SPEED_REPEATS), indent=2))
 
 
 if __name__ == "__main__":

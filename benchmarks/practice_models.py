@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 
-from esper.tolaria import find_task
+from esper.tasks import find_task
 
 Pair = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -21,7 +21,8 @@ from rich.progress import track
 
 from esper.api.statistics import Estimate
 from esper.nissa import BackgroundSink, Hub, JsonLinesSink
-from esper.simic.training import Trainer, TrainingConfig
+from esper.simic.config import TrainingConfig, changed
+from esper.simic.training import Trainer
 
 Level = Literal["off", "minimal", "normal", "debug"]
 LEVELS: tuple[Level, ...] = ("off", "minimal", "normal", "debug")
@@ -94,10 +95,15 @@ def main() -> None:
         "--levels", nargs="+", choices=LEVELS, default=["off", "normal"], help="the first is compared with"
     )
     given = parser.parse_args()
-    options: dict[str, Any] = {"tasks": (given.task,), "rounds": given.rounds, "envs": given.envs}
+    options: dict[str, Any] = {"world.tasks": (given.task,), "rounds": given.rounds, "world.envs": given.envs}
     # Rounds alone: what is played before and between them is not recorded and would only thin the cost out.
-    options |= {"executor": given.executor, "teacher": None, "validate_every": 0, "validation_episodes": 1}
-    configs = [TrainingConfig(**options, telemetry=level) for level in given.levels]
+    options |= {
+        "world.executor": given.executor,
+        "lessons.teacher": None,
+        "validate_every": 0,
+        "validation_episodes": 1,
+    }
+    configs = [changed(TrainingConfig(), options | {"telemetry.level": level}) for level in given.levels]
     repeats = []
     with tempfile.TemporaryDirectory() as folder:
         for repeat in track(range(given.repeats), "repeats"):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from esper.tamiyo import Heuristic, HeuristicSettings, Never, run_episodes
-from esper.tolaria import EpisodeResult, EpisodeSettings, find_task
+from esper.tasks import find_task
+from esper.tolaria import EpisodeResult, EpisodeSettings
 
 FIRST_SEED = 1100
 TASKS = ("mnist1d", "mnist1d-shuffled", "mnist1d-mlp", "mnist1d-shuffled-mlp", "digits")

@@ -13,8 +13,8 @@ from typing import get_args
 import torch
 
 from esper.tamiyo import Never, run_episodes
-from esper.tolaria import EpisodeSettings, find_task
-from esper.tolaria.tasks.registry import RateSchedule
+from esper.tasks import RateSchedule, find_task
+from esper.tolaria import EpisodeSettings
 
 FIRST_SEED = 100
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from esper.tolaria import OptimizerSettings, Split, Splits, Task, find_task, task
-from esper.tolaria.tasks.registry import Loader
+from esper.tasks import Loader, OptimizerSettings, Split, Splits, Task, find_task, task
 
 TINY = "tiny-blobs"
 

@@ -10,15 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli import main
 from esper.cli.failures import exit_code_of
 from esper.leyline import EsperError, InputError
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(list(arguments))
-    return int(stop.value.code or 0)
+from tests.cli.commands import run
 
 
 def shell(command: str, *, unbuffered: str = "") -> tuple[list[int], str, str]:

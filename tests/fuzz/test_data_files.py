@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.tolaria import Splits, Task, find_task
-from esper.tolaria.tasks import mnist1d, registry, ucr
-from esper.tolaria.tasks.byte_pairs import decode
-from esper.tolaria.tasks.checks import check_split
-from esper.tolaria.tasks.sets import CIFAR10, MNIST
+from esper.tasks import Splits, Task, find_task, mnist1d, registry, ucr
+from esper.tasks.files import CIFAR10, MNIST
+from esper.tasks.samples import check_split
 from tests.fuzzing_files import Case, blocks, damaged, fails_in_one_sentence, odd_number, odd_text, run_cases
-from tests.tolaria.tasks.image_sets import cifar_batch, idx_bytes
+from tests.tasks.image_sets import cifar_batch, idx_bytes
+from tests.tasks.spelling import decode
 
 pytestmark = pytest.mark.slow
 

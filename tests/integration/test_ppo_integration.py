@@ -5,9 +5,8 @@ import logging
 import pytest
 from torch import Tensor
 
-from esper.simic.agent import Outcome
-from esper.simic.trials import ENDLESS_ENVS, ENDLESS_LIMIT, bandit_trial, endless_trial
-from esper.simic.worlds import EndlessWorld
+from esper_lab.trials import bandit_trial, endless_trial
+from esper_lab.worlds import EndlessWorld, ToyStep
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +31,10 @@ def test_taking_time_outs_for_ends_gives_other_values() -> None:
 class StaleEnds(EndlessWorld):
     """Reports the state before the step where it should report the one after it."""
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor) -> ToyStep:
         before = self._obs()
         return super().step(actions)._replace(final_obs=before)
 
 
 def test_bootstrapping_time_outs_with_the_state_before_the_step_gives_other_values() -> None:
-    assert endless_trial(0, StaleEnds(ENDLESS_ENVS, ENDLESS_LIMIT)).score > 0.05
+    assert endless_trial(0, StaleEnds).score > 0.05

@@ -1,18 +1,15 @@
 """The agent learns what needs memory. The full runs are slow and use peers; `docs/learner.md` has their results."""
 
-import importlib
 import statistics
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.agent import Outcome, play_episodes
 from esper.simic.control import Masks
-from esper.simic.trials import MEMORY_ENVS, MEMORY_SETTINGS, agent_for, cartpole_trial, learn, learn_to_score
-from esper.simic.worlds import one_head, repeat_world
+from esper_lab.player import Player
+from esper_lab.trials import MEMORY_OPTIONS, MEMORY_TASKS, agent_for, cartpole_trial, learn, memory_trial
+from esper_lab.worlds import ToyStep, one_head
 
 # Rows of 128 steps hold parts of longer episodes, which go on from a stored state; four epochs of that are warned of.
 stored_states = pytest.mark.filterwarnings("ignore:n_epochs=4 is elevated:RuntimeWarning")
@@ -33,7 +30,7 @@ class Recall:
         self._cue = torch.randint(self.CUES, (self.num_envs,), generator=self._generator)
         return torch.nn.functional.one_hot(self._cue, self.obs_dim).float(), self._masks
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor) -> ToyStep:
         self._age += 1
         last = self._age == self.LENGTH
         rewards = (actions[:, 0] == self._cue).float() * last
@@ -41,15 +38,15 @@ class Recall:
         obs[:, -1] = float(self._age == self.LENGTH - 1)
         following = self.reset()[0] if last else obs
         ended = torch.full((self.num_envs,), last)
-        return Outcome(following, self._masks, obs, rewards, ended, torch.zeros_like(ended))
+        return ToyStep(following, self._masks, obs, rewards, ended, torch.zeros_like(ended))
 
 
 def test_a_cue_is_remembered() -> None:
     torch.manual_seed(0)
     world = Recall(32, seed=0)
-    agent = agent_for(world, MEMORY_SETTINGS, num_envs=32, max_steps=Recall.LENGTH * 2, lstm_hidden_dim=32)
+    agent = agent_for(world, MEMORY_OPTIONS | {"max_steps": Recall.LENGTH * 2, "lstm_hidden_dim": 32})
     learn(agent, world, lambda _: agent.updates >= 30)
-    assert play_episodes(agent, Recall(32, seed=1), 96).mean() >= 0.95
+    assert Player(agent, Recall(32, seed=1)).returns(96).mean() >= 0.95
 
 
 @stored_states
@@ -67,16 +64,10 @@ def test_cartpole_without_velocities_is_balanced_on_ten_seeds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "name", "bar"),
-    [("repeat_previous", "RepeatPreviousEasy", 0.9), ("repeat_first", "RepeatFirstEasy", 0.95)],
-)
+@pytest.mark.parametrize("name", MEMORY_TASKS)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore")
-def test_popgym_memory_tasks_are_solved(module: str, name: str, bar: float, seed: int) -> None:
+def test_popgym_memory_tasks_are_solved(name: str, seed: int) -> None:
     pytest.importorskip("popgym")
-    make: Callable[[], Any] = getattr(importlib.import_module(f"popgym.envs.{module}"), name)
-    trial = learn_to_score(
-        lambda s: repeat_world(make, MEMORY_ENVS, s), MEMORY_SETTINGS, seed, bar=bar, budget=500_000, every=10
-    )
-    assert trial.score >= bar
+    _, bar = MEMORY_TASKS[name]
+    assert memory_trial(name, seed).score >= bar

@@ -22,7 +22,7 @@ from tests.worlds import TINY
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    esper.train(tiny_config(rounds=2, anomaly_max_ratio_threshold=1.0001, op_bias=(-2.0, 0.0, 0.0, 0.0)), folder)
+    esper.train(tiny_config(rounds=2, max_ratio=1.0001, op_bias=(-2.0, 0.0, 0.0, 0.0)), folder)
     return folder
 
 

@@ -35,7 +35,7 @@ def train_step(model: GraftedModel, seed: int = 0) -> float:
     model.optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
-    if model.isolation == "shadow":
+    if model.growth.isolation == "shadow":
         for site in model.sites:
             if model.slot(site.path).stage is Stage.TRAINING:
                 nn.functional.cross_entropy(model.shadow(site.path, x), y).backward()

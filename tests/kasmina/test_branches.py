@@ -6,15 +6,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from esper.kasmina import Family, GraftedModel, SiteShape, build_host, find_blueprint, graft
-from esper.kasmina.blueprints.branches import ConvBranch
+from esper.kasmina.blueprints.branches import Branch
 from esper.kasmina.joining import fit_positions
 
 
-def conv_branch(source: tuple[int, ...], site: tuple[int, ...]) -> ConvBranch:
+def conv_branch(source: tuple[int, ...], site: tuple[int, ...]) -> Branch:
     family = Family.CONV1D if len(site) == 1 else Family.CONV2D
     shape = SiteShape(family, 4, site, far=SiteShape(family, 2, source), around=600)
     built = find_blueprint(family, "far_narrow").build(shape)
-    assert isinstance(built, ConvBranch)
+    assert isinstance(built, Branch)
     return built
 
 

@@ -1,7 +1,6 @@
 """Bypasses in exported networks: the same function as with hooks that read and add, in plain modules."""
 
 import copy
-import inspect
 import pickle
 import threading
 import weakref
@@ -14,14 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import Site, emit_source
 from esper.kasmina.export.bypass import Bypass, Bypassed, insert_bypasses
-from esper.kasmina.export.fold import Folded, KeptSeed, insert_kept
 from esper.kasmina.export.insert import Scaled, insert_seed
 from esper.kasmina.joining import fit_positions
-from esper.kasmina.sites import Family, SiteShape
 from tests.kasmina.structures import STRUCTURES, WIDTH, Loop, Structure, layers, linear_branch, read, returned
-from tests.kasmina.test_export import assert_runs_without_esper
 
 
 def add_hooks(network: nn.Module, bypasses: list[Bypass], refining: Mapping[str, nn.Module]) -> None:
@@ -335,71 +330,3 @@ def test_a_wired_export_can_be_grown_again() -> None:
         torch.testing.assert_close(network(x), twin(x), rtol=0, atol=1e-5)
     names = {name.split(".")[2] for name in network.state_dict() if name.startswith("blocks.2.grown_seed")}
     assert names == {"grown_seed", "grown_seed_2", "grown_seed_3"}
-
-
-class FeatureBranch(nn.Module):
-    """A seed as blueprints make them, from the shape of its site."""
-
-    def __init__(self, site: SiteShape) -> None:
-        super().__init__()
-        self.hidden, self.out = nn.Linear(site.width, 4), nn.Linear(4, site.width)
-
-    def forward(self, source: Tensor) -> Tensor:
-        result: Tensor = self.out(self.hidden(source).relu())
-        return result
-
-
-def kept(path: str, source: Any, alpha: float = 1.0) -> KeptSeed:
-    shape = SiteShape(Family.FEATURES, WIDTH)
-    return KeptSeed(Site(path, "r0c0", shape, torch.float32), FeatureBranch(shape), alpha, source)
-
-
-KEPT: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, Any]]]] = {
-    "layers": (layers, [("3", read("1")), ("4", returned("2")), ("0", None)]),
-    "Loop": (Loop, [("blocks.2", read("", "x")), ("blocks.3", returned("blocks.0", changed=True)), ("blocks.1", None)]),
-}
-
-
-def folded(name: str, *, nest: bool) -> Folded:
-    """A network of `KEPT` with its seeds, the second of which counts half."""
-    make, places = KEPT[name]
-    seeds = {path: kept(path, source, alpha) for (path, source), alpha in zip(places, (1, 0.5, 1), strict=True)}
-    network = make()
-    insert_kept(network, seeds, nest=nest)
-    return Folded(network, seeds, nest)
-
-
-@pytest.mark.parametrize("nest", [True, False])
-@pytest.mark.parametrize("name", KEPT)
-def test_emitted_code_rebuilds_bypasses(name: str, nest: bool) -> None:
-    export = folded(name, nest=nest)
-    source = emit_source(export, "grown.pt")
-    names: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(source, "emitted", "exec", dont_inherit=True), names)
-    assert "esper." not in source
-    rebuilt = names["grow"](KEPT[name][0]())
-    rebuilt.load_state_dict(export.network.state_dict())
-    x = torch.randn(5, WIDTH)
-    torch.testing.assert_close(rebuilt(x), export.network(x), rtol=0, atol=0)
-
-
-def test_emitted_bypasses_run_where_esper_cannot_be_imported(tmp_path: Path) -> None:
-    export, x = folded("Loop", nest=True), torch.randn(5, WIDTH)
-    (tmp_path / "grown.py").write_text(emit_source(export, "grown.pt"))
-    (tmp_path / "host.py").write_text(
-        f"import torch\nfrom torch import Tensor, nn\nWIDTH = {WIDTH}\n{inspect.getsource(Loop)}"
-    )
-    torch.save(export.network.state_dict(), tmp_path / "grown.pt")
-    torch.save({"x": x, "y": export.network(x).detach()}, tmp_path / "pair.pt")
-    script = """
-import pickle
-import torch
-from grown import grow
-from host import Loop
-model = grow(Loop())
-model.load_state_dict(torch.load("grown.pt", weights_only=True))
-pair = torch.load("pair.pt", weights_only=True)
-assert torch.equal(model(pair["x"]), pair["y"])
-assert torch.equal(pickle.loads(pickle.dumps(model))(pair["x"]), pair["y"])
-"""
-    assert_runs_without_esper(script, tmp_path)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import build_host, graft, host_names
+from esper.kasmina import build_host, fold, graft, host_names
 from esper.leyline import InputError
+from tests.kasmina.test_export import grown
 
 EXAMPLES: dict[str, Tensor] = {
     "mlp": torch.randn(4, 40),
@@ -95,3 +96,15 @@ def test_sizes_are_settings() -> None:
     host = build_host("mlp", inputs=4, widths=(8, 6), classes=2)
     assert host(torch.randn(3, 4)).shape == (3, 2)
     assert len(host.slot_sites) == 2 * 2 + 1
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_grown_host_becomes_a_program(name: str) -> None:
+    host, x = build_host(name), EXAMPLES[name]
+    bare = host(x)
+    grafted = grown(host, dict.fromkeys(host.slot_sites, "norm") | {host.slot_sites[2]: "far_wide"}, x)
+    plain = fold(grafted, x).network
+    assert not torch.allclose(grafted(x), bare)
+    torch.testing.assert_close(plain(x), grafted(x), rtol=0, atol=1e-5)
+    program = torch.export.export(plain.eval(), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(program.module()(x[1:]), grafted(x)[1:], rtol=0, atol=1e-5)

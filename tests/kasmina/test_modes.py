@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from esper.kasmina.modes import eval_mode, modes_of
+from esper.kasmina.modes import evaluating, modes_of
 
 
 class Merging(nn.Linear):
@@ -22,7 +22,7 @@ def test_every_module_is_put_back_even_after_an_error() -> None:
     before = modes_of(network, other)
 
     def fail() -> None:
-        with eval_mode(network, other):
+        with evaluating(network, other):
             assert not any(modes_of(network, other).values())
             assert network[0].merged
             network.train()

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-from torch.utils.checkpoint import checkpoint
 
 from esper.kasmina import GraftedModel, build_host, fold, graft
 from esper.leyline import InputError
@@ -66,77 +64,6 @@ def test_families_are_not_mixed() -> None:
     grafted = graft(Concatenated(), at=["wide"], example=torch.randn(3, 2, 10))
     # The output of the convolution is read as channels by one layer and as features by the other: nobody can tell.
     assert sources_of(grafted, "wide") == {}
-
-
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.last(self.shared(self.shared(x)))
-        return h
-
-
-def test_what_runs_twice_is_neither_source_nor_target() -> None:
-    grafted = graft(Twice(), at=["shared", "last"], example=torch.randn(4, 6))
-    assert sources_of(grafted, "shared") == {}
-    assert sources_of(grafted, "last") == {"far": "the input of the model"}
-    assert not grafted.catalogue.fits[0, 5:].any()
-    with pytest.raises(InputError, match="both must run exactly once in a pass"):
-        graft(Twice(), at=["last"], example=torch.randn(4, 6), sources={"last": {"far": "shared"}})
-
-
-class OtherInTraining(nn.Module):
-    """Takes another way while it is trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.inner(x)
-        y: Tensor = self.last(self.last(h)) if self.training else self.last(h)
-        return y
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_both_modes_must_agree(training: bool) -> None:
-    grafted = graft(OtherInTraining().train(training), at=["last"], example=torch.randn(4, 6))
-    assert sources_of(grafted, "last") == {}
-    assert grafted.training
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, *, reentrant: bool, flag: bool = True) -> None:
-        super().__init__()
-        self.first, self.block, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
-        self.reentrant, self.flag = reentrant, flag
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        recomputed = self.training and self.flag
-        h = checkpoint(self.block, h, use_reentrant=self.reentrant) if recomputed else self.block(h)
-        y: Tensor = self.last(h)
-        return y
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_what_is_computed_again_in_the_backward_pass_is_not_offered(reentrant: bool) -> None:
-    model = Checkpointed(reentrant=reentrant)
-    grafted = graft(model, at=["block", "last"], example=torch.randn(4, 6))
-    assert sources_of(grafted, "block") == {}
-    assert sources_of(grafted, "last") == {"far": "the input of the model"}
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_checkpointing_that_begins_later_is_an_error_and_not_a_wrong_gradient() -> None:
-    model = Checkpointed(reentrant=False, flag=False)
-    grafted = graft(model, at=["block"], example=torch.randn(4, 6))
-    grafted.plant_fossils({"block": "far_wide"})
-    model.flag = True
-    with pytest.raises(InputError, match="without activation checkpointing"):
-        grafted(torch.randn(4, 6)).sum().backward()
 
 
 def test_a_source_that_is_written_into_later_is_copied() -> None:
@@ -344,57 +271,6 @@ def test_a_table_of_as_many_positions_as_there_are_samples_is_no_source() -> Non
     assert sources_of(grafted, "head") == {"far": "the input of 'head'"}
 
 
-class OwnKernel(torch.autograd.Function):
-    """Leaves torch, so that nobody sees what the result was made from."""
-
-    @staticmethod
-    def forward(_ctx: object, x: Tensor) -> Tensor:
-        return torch.from_numpy(2 * x.detach().numpy())
-
-    @staticmethod
-    def backward(_ctx: object, gradient: Tensor) -> Tensor:
-        return 2 * gradient
-
-
-class Doubled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = OwnKernel.apply(x)  # type: ignore[no-untyped-call]
-        return y
-
-
-class Unwatchable(nn.Module):
-    """Cannot run while operations are watched, as some kernels cannot."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if is_in_torch_dispatch_mode():
-            raise NotImplementedError("there is no rule for this kernel")
-        return x * 1
-
-
-@pytest.mark.parametrize("kernel", [Doubled, Unwatchable])
-def test_kernels_that_cannot_be_looked_into_are_no_obstacle(kernel: type[nn.Module]) -> None:
-    grafted = graft(chain(nn.Linear(6, 6), kernel(), nn.Linear(6, 3)), at=["2"], example=torch.randn(4, 6))
-    assert sources_of(grafted, "2")["far"] == "the input of the model"
-
-
-class Noisy(nn.Module):
-    """Looks its tokens up twice in training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.second, self.last = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.table(x) + self.table(x.flip(0)) if self.training else self.table(x)
-        y: Tensor = self.last(self.second(h))
-        return y
-
-
-def test_far_is_the_earliest_tensor_on_which_both_modes_agree() -> None:
-    grafted = graft(Noisy(), at=["last"], example=torch.randint(9, (4, 5)))
-    assert sources_of(grafted, "last")["far"] == "the input of 'second'"
-
-
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
     return chain(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(6, 3))
@@ -414,10 +290,3 @@ def test_layers_that_torch_skips_in_evaluation_are_no_source() -> None:
         torch.testing.assert_close(plain(x), grafted.eval()(x), rtol=0, atol=1e-5)
     with pytest.raises(InputError, match="in one piece"):
         graft(encoder(), at=["1"], example=x, sources={"1": {"far": "0.layers.0.norm1"}})
-
-
-def test_an_example_may_come_from_inference_mode() -> None:
-    model = mlp()
-    with torch.inference_mode():
-        grafted = graft(model, at=["3"], example=torch.randn(4, 6))
-    assert sources_of(grafted, "3")["far"] == "the input of the model"

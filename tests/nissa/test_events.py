@@ -11,7 +11,15 @@ import pytest
 
 from esper.leyline import EventType, InputError, Severity, TelemetryEvent
 from esper.nissa import Hub, JsonLinesSink, MemorySink, payload_of, read_events
-from esper.nissa.events import PAYLOADS, EpisodeEnded, EpisodeStarted, GovernorRollback, Payload, SeedTransition
+from esper.nissa.events import (
+    PAYLOADS,
+    SCHEMA_VERSION,
+    EpisodeEnded,
+    EpisodeStarted,
+    GovernorRollback,
+    Payload,
+    SeedTransition,
+)
 
 
 def example(record: type[Payload]) -> Payload:
@@ -42,7 +50,7 @@ def test_records_survive_the_log(kind: EventType, tmp_path: Path) -> None:
     assert payload_of(event) == record
     assert (event.env_id, event.slot_id, event.round) == (4, "r0c0", 2)
     assert event.severity is record.severity
-    assert json.loads(path.read_text())["v"] == 1
+    assert json.loads(path.read_text())["v"] == SCHEMA_VERSION
 
 
 def test_numbers_that_json_lacks_are_written_and_read(tmp_path: Path) -> None:
@@ -79,7 +87,7 @@ def test_a_cut_last_line_is_left_out_and_spoils_nothing_that_follows(tmp_path: P
 def test_a_log_of_a_newer_esper_is_refused_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     (line,) = write_log(path, 1)
-    path.write_text(line.replace('"v": 1', '"v": 99'))
+    path.write_text(line.replace(f'"v": {SCHEMA_VERSION}', '"v": 99'))
     with pytest.raises(InputError, match="written by a newer Esper"):
         list(read_events(path))
     with pytest.raises(InputError, match="cannot be read"):

@@ -3,14 +3,20 @@
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from esper.leyline import SlotConfig
-from esper.simic.agent import Outcome, PPOAgent, collect, first_view
+from esper.simic.agent import PPOAgent
 from esper.simic.agent.network import last_layer
-from esper.simic.control import ActionSpec, Head, Masks, esper_action_spec
+from esper.simic.config import LearnerConfig, TrainingConfig
+from esper.simic.control import ActionSpec, Head, Masks, RunningMeanStd, esper_action_spec
+from esper_lab.player import Player
+from esper_lab.trials import TOY_LEARNER
+from esper_lab.worlds import ToyStep
 
 ESPER_SPEC = esper_action_spec(SlotConfig.default())
 
@@ -126,24 +132,23 @@ class RandomWorld:
     def reset(self) -> tuple[Tensor, Masks]:
         return torch.randn(self.num_envs, self.obs_dim), random_masks(self.spec, self.num_envs)
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor) -> ToyStep:
         ended = torch.rand(self.num_envs) < self._end_rate
         truncated = ended & (torch.rand(self.num_envs) < 0.5)
         obs, masks = self.reset()
         final = torch.randn(self.num_envs, self.obs_dim)
-        return Outcome(obs, masks, final, torch.randn(self.num_envs), ended & ~truncated, truncated)
+        return ToyStep(obs, masks, final, torch.randn(self.num_envs), ended & ~truncated, truncated)
+
+
+SMALL_LEARNER: dict[str, Any] = TOY_LEARNER | {"lstm_hidden_dim": 16}
+"""One exact step that shows every term of the loss."""
 
 
 def make_agent(**overrides: object) -> PPOAgent:
     """A small agent for `RandomWorld`."""
-    options: dict[str, object] = {
-        "state_dim": 6,
-        "num_envs": 4,
-        "max_steps": 12,
-        "lstm_hidden_dim": 16,
-        "device": "cpu",
-    }
-    return PPOAgent(**(options | overrides))  # type: ignore[arg-type]
+    options: dict[str, Any] = {"state_dim": 6, "num_envs": 4, "max_steps": 12, **SMALL_LEARNER, **overrides}
+    learner = {name: options.pop(name) for name in list(options) if name in LearnerConfig.__dataclass_fields__}
+    return PPOAgent(LearnerConfig(**learner), **options)
 
 
 def agent_with_round(seed: int = 0, world: RandomWorld | None = None, **overrides: object) -> PPOAgent:
@@ -154,10 +159,41 @@ def agent_with_round(seed: int = 0, world: RandomWorld | None = None, **override
     with torch.no_grad():
         for name in agent.spec.names:
             last_layer(agent._base_network.policy_head(name)).weight.mul_(100.0)
-    collect(agent, world, first_view(agent, world))
+    Player(agent, world).fill_buffer()
     return agent
 
 
 def parameters_of(agent: PPOAgent) -> Tensor:
     """All parameters in one vector."""
     return torch.nn.utils.parameters_to_vector(agent._base_network.parameters()).detach().clone()
+
+
+_OTHER_NAMES = {
+    "lessons": "lessons.rounds",
+    "lesson_passes": "lessons.passes",
+    "lesson_lr": "lessons.lr",
+    "lesson_smoothing": "lessons.op_smoothing",
+    "lesson_detail_smoothing": "lessons.detail_smoothing",
+    "telemetry": "telemetry.level",
+    "lr": "learner.lr",
+}
+
+
+def config_of(base: TrainingConfig | None = None, **changes: Any) -> TrainingConfig:
+    """A config with fields changed by their last names, whatever group they are in."""
+    base = TrainingConfig() if base is None else base
+    groups: dict[str, dict[str, Any]] = {name: {} for name in ("world", "learner", "lessons", "telemetry")}
+    top: dict[str, Any] = {}
+    for name, value in changes.items():
+        group, _, last = _OTHER_NAMES.get(name, name).rpartition(".")
+        if not group and name not in TrainingConfig.__dataclass_fields__:
+            group = next(key for key in groups if last in getattr(base, key).__dataclass_fields__)
+        (groups[group] if group else top)[last] = value
+    parts = {group: replace(getattr(base, group), **fields) for group, fields in groups.items()}
+    return replace(base, **(parts | top))
+
+
+def normalizer_of(agent: PPOAgent) -> RunningMeanStd:
+    """The statistics of an agent that has them."""
+    assert agent.policy.normalizer is not None
+    return agent.policy.normalizer

@@ -1,7 +1,10 @@
 """Populations: independent of neighbours, saved and restored in the middle, ended host by host."""
 
+import gc
 import io
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from tests.catalogues import one_more_kind
 from tests.worlds import host_task, tiny_task
 
 EXECUTORS = ["loop", "stacked"]
+_STATM = Path("/proc/self/statm")
+_HOSTS, _ROUNDS, _LENGTH = 20, 50, 8
 
 
 def scripted(seed: int, steps: int = 25) -> list[Tensor]:
@@ -251,3 +256,26 @@ def test_the_rate_of_seeds_can_be_set_for_an_episode(executor: str) -> None:
 def test_what_is_no_rate_of_seeds_is_refused_by_name(scale: float) -> None:
     with pytest.raises(InputError, match="seed_lr_scale must be a finite number above 0; got"):
         EpisodeSettings(seed_lr_scale=scale)
+
+
+def resident_megabytes() -> float:
+    gc.collect()
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _STATM.exists(), reason="needs Linux's account of resident memory")
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+def test_a_thousand_host_episodes_keep_memory_flat(executor: str) -> None:
+    population = Population(tiny_task(batches_per_epoch=1), _HOSTS, EpisodeSettings(length=_LENGTH), executor=executor)
+    dice = Random()
+    dice.reset(_HOSTS, 0)
+    resident = []
+    for episode in range(_ROUNDS):
+        population.start(range(episode * _HOSTS, (episode + 1) * _HOSTS))
+        while not population.done:
+            population.step(dice.decide(population.situation))
+        resident.append(resident_megabytes())
+    settled = resident[_ROUNDS // 10]  # caches and allocator pools have filled by then
+    assert max(resident[_ROUNDS // 10 :]) < 1.05 * settled
+    assert resident[-1] > 0.95 * settled

@@ -10,17 +10,8 @@ from esper.leyline import DEFAULT_PRICE, InputError
 from esper.nissa import Hub
 from esper.simic.rewards import RewardConfig
 from esper.simic.training import EnvRecipe
-from esper.tolaria import (
-    ComputeSettings,
-    Environment,
-    EpisodeSettings,
-    GrowthEnv,
-    Shard,
-    Task,
-    WorkerPool,
-    choose_executor,
-    find_task,
-)
+from esper.tasks import Task, find_task
+from esper.tolaria import ComputeSettings, Environment, EpisodeSettings, GrowthEnv, Shard, WorkerPool, choose_executor
 
 
 @overload

@@ -22,7 +22,8 @@ from esper.simic.training import (
     settled,
 )
 from esper.tamiyo import Controller, controller_names, make_controller, run_episodes
-from esper.tolaria import EpisodeResult, EpisodeSettings, find_task
+from esper.tasks import find_task
+from esper.tolaria import EpisodeResult, EpisodeSettings
 
 
 def train(
@@ -100,7 +101,7 @@ def _opened(
 def _describe(config: TrainingConfig, folder: RunFolder | None, played: int) -> str:
     """What is about to be done, in one line."""
     where = "" if folder is None else f" in {folder.path}"
-    what = f"{', '.join(config.tasks)}; {config.rounds} rounds of {config.envs * len(config.tasks)} episodes"
+    what = f"{', '.join(config.world.tasks)}; {config.rounds} rounds of {config.world.episodes} episodes"
     if played == config.rounds:
         return f"all rounds are played{where} ({what}); a larger number of rounds would go on"
     after = f"; going on after round {played}" if played else ""

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from esper.cli.output import check_count, check_seed, check_writable, make_console, write_json
-from esper.cli.speed_tables import print_speed
 from esper.leyline import DEFAULT_PRICE, InputError
 
 if TYPE_CHECKING:
-    from esper.api import Progress, Row
+    from esper_lab.timing import Progress
 
-_QUICK_LSTM = 16
 _PAIR = ("mnist1d", "mnist1d-shuffled")
 
 
@@ -53,9 +51,10 @@ class Growth:
 
     def run(self) -> bool:
         """Run, and print a table per task."""
-        from esper.api import compare
         from esper.tamiyo import make_controller
-        from esper.tolaria import EpisodeSettings, find_task
+        from esper.tasks import find_task
+        from esper.tolaria import EpisodeSettings
+        from esper_lab.growth import compare, print_margins, print_rows
 
         check_writable(self.json)
         check_count("--seeds", self.seeds)
@@ -75,12 +74,14 @@ class Growth:
         )
         tasks = [find_task(name) for name in self.tasks]
         seeds = range(self.seed, self.seed + self.seeds)
+        console = make_console()
         report: dict[str, object] = {}
         for task in tasks:
             with _progress() as progress:
                 rows = compare(task, self.controllers, seeds, progress, settings, self.late_epoch)
-            _print_rows(task.name, rows)
-            report[task.name] = {row.name: _row_numbers(row) for row in rows} | _print_margin(self.controllers, rows)
+            print_rows(task.name, rows, console)
+            margins = print_margins(len(self.controllers), rows, console)
+            report[task.name] = {row.name: row.numbers() for row in rows} | margins
         write_json(self.json, report)
         return True
 
@@ -105,9 +106,9 @@ class Oracle:
         from rich import box
         from rich.table import Table
 
-        from esper.api import Row, search_schedules
         from esper.tamiyo import Schedule, run_episode
-        from esper.tolaria import find_task
+        from esper.tasks import find_task
+        from esper_lab.growth import Row, print_rows, search_schedules
 
         check_writable(self.json)
         check_count("--candidates", self.candidates)
@@ -121,13 +122,14 @@ class Oracle:
         for candidate in found[:5]:
             shown = " ".join(str(planting) for planting in candidate.plantings) or "nothing"
             table.add_row(shown, f"{100 * candidate.objective:.1f}", str(candidate.episodes))
-        make_console().print(table)
+        console = make_console()
+        console.print(table)
         best = Schedule(found[0].plantings)
         rows = {}
         for task in tasks:
             rows[task.name] = Row("oracle", tuple(run_episode(task, best, seed) for seed in range(self.report_seeds)))
-            _print_rows(task.name, [rows[task.name]])
-        report = {name: _row_numbers(row) for name, row in rows.items()}
+            print_rows(task.name, [rows[task.name]], console)
+        report = {name: row.numbers() for name, row in rows.items()}
         write_json(self.json, {"schedule": [str(planting) for planting in best.plantings], "test": report})
         return True
 
@@ -150,44 +152,6 @@ def _progress() -> "Iterator[Progress]":
         yield lambda what, done, total: bar.update(line, description=escape(what), completed=done, total=total)
 
 
-def _print_rows(title: str, rows: "list[Row]") -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table("", "test accuracy, %", "objective", "parameters", "gain over the first", title=title, box=box.SIMPLE)
-    for row in rows:
-        gain = row.gain_over(rows[0])
-        table.add_row(
-            row.name,
-            row.test_score.show(),
-            row.test_objective.show(),
-            f"{row.parameters.mean:,.0f}",
-            "" if row is rows[0] else gain.show(),
-        )
-    make_console().print(table)
-
-
-def _print_margin(controllers: tuple[str, ...], rows: "list[Row]") -> dict[str, dict[str, object]]:
-    """Say how what is grown does beside the best widened host, by objective on validation; return it as numbers."""
-    widened = [row for row in rows if row.name.endswith("widened")]
-    best = max(widened, key=lambda row: sum(result.val_objective for result in row.results))
-    numbers: dict[str, dict[str, object]] = {}
-    for row in rows[: len(controllers) + 1]:
-        if row.name == "never":
-            continue
-        score, objective = row.score_gain_over(best), row.gain_over(best)
-        make_console().print(
-            f"{row.name} minus {best.name}: test accuracy {score.show()}, objective {objective.show()}", highlight=False
-        )
-        numbers[f"{row.name} minus {best.name}"] = {"accuracy": score.to_dict(), "objective": objective.to_dict()}
-    return numbers
-
-
-def _row_numbers(row: "Row") -> dict[str, object]:
-    estimates = {"test_accuracy": row.test_score, "objective": row.test_objective, "parameters": row.parameters}
-    return {name: asdict(estimate) for name, estimate in estimates.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Time the training of hosts beside a bare PyTorch loop, a whole step, and one update of the learner.
@@ -206,26 +170,16 @@ class Speed:
 
     def run(self) -> bool:
         """Measure, and print the tables."""
-        from dataclasses import replace
-
-        from esper.api.speed import DEFAULT, QUICK, bench_growth, bench_host_steps, bench_whole_step
-        from esper.simic.bench import LSTM_SIZES, bench_ppo_update
+        from esper_lab.speed import measure_speed, print_speed
+        from esper_lab.workload import SpeedSettings, quick_settings
 
         check_writable(self.json)
         check_count("--repeats", self.repeats)
         check_count("--batch-size", self.batch_size)
-        settings = replace(QUICK if self.quick else DEFAULT, batch_size=self.batch_size)
-        if not self.quick:
-            settings = replace(settings, repeats=self.repeats)
-        report: dict[str, Any] = {}
+        settings = quick_settings(self.batch_size) if self.quick else SpeedSettings(self.repeats, self.batch_size)
         with _progress() as progress:
-            for part in (bench_host_steps, bench_whole_step, bench_growth):
-                report |= part(settings, progress)
-            progress("updates of the learner, a minute", 0, 1)
-            sizes = (_QUICK_LSTM,) if self.quick else LSTM_SIZES
-            report |= bench_ppo_update(sizes, repeats=1 if self.quick else self.repeats)
-        report["setting"] |= {"batch_size": self.batch_size, "optimizer": "AdamW, fused; host and seeds clipped apart"}
-        print_speed(report)
+            report = measure_speed(settings, progress)
+        print_speed(report, make_console())
         write_json(self.json, report)
         return True
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from esper.cli.output import check_count, check_writable, make_console, write_json
+from esper.cli.output import check_count, check_writable, print_table, write_json
 
 _WIDEST = 2**16
 _LARGEST = 2**32
@@ -27,24 +27,18 @@ class Blueprints:
     """Write the list to this file too."""
 
     def run(self) -> bool:
-        """Print the table."""
         check_count("--width", self.width, most=_WIDEST)
         check_count("--positions", self.positions, most=_WIDEST)
         check_count("--around", self.around, most=_LARGEST)
         check_writable(self.json)
-        from rich import box
-        from rich.table import Table
+        from rich.table import Column
 
-        rows = self._rows()
-        table = Table("family", "id", box=box.SIMPLE)
-        table.add_column("blueprint", no_wrap=True)
-        table.add_column("what it does")
-        for column in ("params", "FLOPs/sample"):
-            table.add_column(column, justify="right", no_wrap=True)
+        rows, shown = self._rows(), []
         for row in rows:
             price = [f"{row[key]:,}" if row["fits"] else "does not fit" for key in ("params", "flops")]
-            table.add_row(*(str(row[key]) for key in ("family", "id", "name", "summary")), *price)
-        make_console().print(table)
+            shown.append([*(str(row[key]) for key in ("family", "id", "name", "summary")), *price])
+        prices = (Column(name, justify="right", no_wrap=True) for name in ("params", "FLOPs/sample"))
+        print_table(("family", "id", Column("blueprint", no_wrap=True), "what it does", *prices), shown)
         sizes = {"width": self.width, "positions": self.positions, "around": self.around}
         write_json(self.json, {**sizes, "blueprints": rows})
         return True

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
-from esper.cli.output import check_writable, make_console, say, write_json
+from esper.cli.output import check_writable, make_console, print_table, say, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +16,10 @@ class Get:
     """Which sets: cifar10, fashion-mnist, mnist."""
 
     def run(self) -> bool:
-        """Get what is not here yet, and say where it is."""
         from rich.text import Text
 
         from esper.leyline import InputError
-        from esper.tolaria.fetch import fetch, is_published
-        from esper.tolaria.tasks.sets import SETS, find_set
+        from esper.tasks import SETS, fetch, find_set, is_published
 
         if not self.names:
             raise InputError(f"name at least one data set: {', '.join(SETS)}")
@@ -43,19 +40,14 @@ class List:
     """Write the list to this file too."""
 
     def run(self) -> bool:
-        """Print the table."""
-        from rich import box
-        from rich.table import Column, Table
+        from rich.table import Column
 
-        from esper.tolaria import find_task, task_names
-        from esper.tolaria.tasks import data_folder
+        from esper.tasks import data_folder, find_task, task_names
 
         check_writable(self.json)
         tasks = [task for task in map(find_task, task_names()) if task.needs_files]
-        table = Table(Column("task", no_wrap=True), "what it is", "data", box=box.SIMPLE)
-        for task in tasks:
-            table.add_row(task.name, task.summary, task.data())
-        make_console().print(table)
+        rows = [(task.name, task.summary, task.data()) for task in tasks]
+        print_table((Column("task", no_wrap=True), "what it is", "data"), rows)
         say(f"Looked for in {data_folder()}; set ESPER_DATA to look elsewhere.")
         write_json(self.json, {"folder": str(data_folder()), "sets": {task.name: task.data() for task in tasks}})
         return True
@@ -65,8 +57,7 @@ class List:
 class Data:
     """Obtain data sets, and see which are here."""
 
-    what: Annotated[Get, tyro.conf.subcommand("get")] | Annotated[List, tyro.conf.subcommand("list")]
+    what: Get | List
 
     def run(self) -> bool:
-        """Do the chosen."""
         return self.what.run()

@@ -4,13 +4,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.cli.grow import why_given_up
-from esper.cli.output import check_count, check_seed, check_writable, make_console, make_folder, say, write_json
+from esper.cli.grow import describe_kept, why_given_up
+from esper.cli.output import (
+    check_count,
+    check_seed,
+    check_writable,
+    make_console,
+    make_folder,
+    print_table,
+    say,
+    write_json,
+)
 from esper.leyline import TelemetryEvent, TrainingFailedError
 
 if TYPE_CHECKING:
     from esper.tamiyo import Controller
-    from esper.tolaria import EpisodeResult, EpisodeSettings, Task
+    from esper.tasks import Task
+    from esper.tolaria import EpisodeResult, EpisodeSettings
 
 _ALONE = "left alone"
 _LOGS = ("grown", "alone")
@@ -34,10 +44,10 @@ class Demo:
     """Write the numbers to this file too."""
 
     def run(self) -> bool:
-        """Grow, and show what came of it."""
         from esper.karn import draw_growth
         from esper.tamiyo import Never, make_controller
-        from esper.tolaria import EpisodeSettings, find_task
+        from esper.tasks import find_task
+        from esper.tolaria import EpisodeSettings
 
         check_seed(self.seed)
         if self.epochs is not None:
@@ -58,7 +68,7 @@ class Demo:
         summary = {"task": task.name, "seed": self.seed, "runs": numbers}
         write_json(self.out / "summary.json", summary)
         write_json(self.json, summary)
-        _print_table(results)
+        _print_results(results)
         say(f"Picture: {picture}", f"Event logs: {self.out}/*.jsonl")
         if given_up:
             raise TrainingFailedError(f"{'; '.join(given_up)}; what is shown is the last good epoch")
@@ -102,17 +112,12 @@ def _numbers(result: "EpisodeResult") -> dict[str, object]:
     return {**asdict(result), "val_objective": result.val_objective, "test_objective": result.test_objective}
 
 
-def _print_table(results: "dict[str, EpisodeResult]") -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table("host", "test accuracy", "parameters", "objective", "what was grown where", box=box.SIMPLE)
+def _print_results(results: "dict[str, EpisodeResult]") -> None:
+    rows = []
     for name, result in results.items():
-        kept = ", ".join(f"{kept.blueprint} in {kept.slot_id} (+{kept.params:,})" for kept in result.kept)
-        total = result.host_params + result.added_params
-        table.add_row(
-            name, f"{100 * result.test_score:.1f} %", f"{total:,}", f"{100 * result.test_objective:.1f}", kept
-        )
-    make_console().print(table)
+        params = f"{result.host_params + result.added_params:,}"
+        score, objective = f"{100 * result.test_score:.1f} %", f"{100 * result.test_objective:.1f}"
+        rows.append((name, score, params, objective, describe_kept(result)))
+    print_table(("host", "test accuracy", "parameters", "objective", "what was grown where"), rows)
     price = next(iter(results.values())).price
     say(f"Objective: test accuracy minus {100 * price:g} points for every time the host's own size is added.")

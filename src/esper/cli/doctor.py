@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +33,7 @@ class Doctor:
     """Write the findings to this file too."""
 
     def run(self) -> bool:
-        """Print the findings; true if nothing is wrong."""
+        """Returns False if something is wrong."""
         check_writable(self.json)
         from rich.table import Table
         from rich.text import Text
@@ -50,7 +51,6 @@ class Doctor:
 
 
 def examine() -> list[Check]:
-    """Everything that is looked at."""
     return [_python(), _torch(), _growth(), _device(), _threads(), _disk(), _extras()]
 
 
@@ -108,12 +108,10 @@ def _disk() -> Check:
 
 
 def _extras() -> Check:
-    present = []
+    present = {}
     for name in _EXTRAS:
-        try:
-            present.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    missing = [name for name in _EXTRAS if not any(entry.startswith(f"{name} ") for entry in present)]
+        with suppress(PackageNotFoundError):
+            present[name] = f"{name} {version(name)}"
+    missing = [name for name in _EXTRAS if name not in present]
     advice = f"optional: pip install 'esper[{missing[0]}]' and so on" if missing else ""
-    return Check("extras", ", ".join(present) or "none", advice=advice)
+    return Check("extras", ", ".join(present.values()) or "none", advice=advice)

@@ -51,7 +51,6 @@ class Evaluate:
     """Draw the comparison to this file; of a run folder, its learning too."""
 
     def run(self) -> bool:
-        """Run the episodes and print the table."""
         import torch
 
         self._check()
@@ -67,9 +66,9 @@ class Evaluate:
         return True
 
     def _check(self) -> None:
-        """Refuse what could not be done in the end."""
         from esper.karn import check_picture
-        from esper.tolaria import executor_names, find_task
+        from esper.tasks import find_task
+        from esper.tolaria import executor_names
 
         check_writable(self.json, self.picture)
         check_seed(self.seed)

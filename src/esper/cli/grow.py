@@ -20,7 +20,8 @@ from esper.leyline import DEFAULT_PRICE, EventType, InputError, TrainingFailedEr
 if TYPE_CHECKING:
     from esper.leyline import TelemetryEvent
     from esper.tamiyo import Controller
-    from esper.tolaria import Episode, EpisodeSettings, Outcome, Task
+    from esper.tasks import Task
+    from esper.tolaria import Episode, EpisodeResult, EpisodeSettings, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ class Grow:
     """Write the numbers to this file too."""
 
     def run(self) -> bool:
-        """Grow, save, and say what came of it."""
         import torch
 
         from esper.api import find_controller
-        from esper.tolaria import EpisodeSettings, find_task
+        from esper.tasks import find_task
+        from esper.tolaria import EpisodeSettings
 
         check_seed(self.seed)
         settings = EpisodeSettings(
@@ -71,9 +72,8 @@ class Grow:
         told = [{"type": event.event_type, "slot": event.slot_id, **event.payload} for event in events]
         write_json(history, {**numbers, "events": told})
         write_json(self.json, numbers)
-        kept = ", ".join(f"{seed.blueprint} in {seed.slot_id} (+{seed.params:,})" for seed in result.kept) or "nothing"
         size, score = result.host_params + result.added_params, 100 * result.test_score
-        say(f"Kept {kept}: {size:,} parameters, score on test {score:.1f}")
+        say(f"Kept {describe_kept(result) or 'nothing'}: {size:,} parameters, score on test {score:.1f}")
         say(f"Network: {self.out} (torch.export.load)", f"History: {history}")
         return True
 
@@ -110,14 +110,18 @@ class Grow:
     def _save(self, episode: "Episode") -> None:
         import torch
 
-        from esper.kasmina import plain_network
+        from esper.kasmina import fold
 
-        plain = plain_network(episode.model).eval()
         example = episode.task.splits().val.x[:2]
+        plain = fold(episode.model, example).network.eval()
         shapes = ({0: torch.export.Dim("batch")},)
         packed = io.BytesIO()
         torch.export.save(torch.export.export(plain, (example,), dynamic_shapes=shapes), packed)
         write_bytes(self.out, packed.getvalue())
+
+
+def describe_kept(result: "EpisodeResult") -> str:
+    return ", ".join(f"{seed.blueprint} in {seed.slot_id} (+{seed.params:,})" for seed in result.kept)
 
 
 def why_given_up(episode: "Episode", events: "list[TelemetryEvent]") -> str:

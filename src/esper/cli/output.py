@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from esper.leyline import EsperError, InputError, printable, write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Column
 
 _SEED_END = 2**63
 MOST = 2**31 - 1
@@ -21,6 +23,16 @@ def make_console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def print_table(columns: "Sequence[str | Column]", rows: "Iterable[Sequence[str]]", title: str | None = None) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(*columns, title=title, box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*row)
+    make_console().print(table)
 
 
 def say(*lines: str) -> None:
@@ -49,12 +61,11 @@ def _try_to_write(path: Path) -> None:
     if path.exists() and not os.access(path, os.W_OK):
         raise PermissionError(None, "Permission denied")
     if not _is_special(path):
-        with tempfile.TemporaryFile(dir=_writes_to(path).parent):
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
             pass
 
 
 def make_folder(option: str, folder: Path) -> None:
-    """Make sure that there is a folder for results."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -68,14 +79,9 @@ def write_bytes(path: Path, data: bytes) -> None:
         if _is_special(path):
             path.write_bytes(data)
         else:
-            write_atomically(_writes_to(path), data)
+            write_atomically(path.resolve(), data)  # a link that somebody names is to stay one
     except OSError as error:
         raise EsperError(f"{path} cannot be written ({error.strerror}); nothing of it was kept") from None
-
-
-def _writes_to(path: Path) -> Path:
-    """The file that `path` leads to, because a link that somebody names is to stay one."""
-    return path.resolve()
 
 
 def _is_special(path: Path) -> bool:
@@ -84,7 +90,6 @@ def _is_special(path: Path) -> bool:
 
 
 def check_count(option: str, value: int, least: int = 1, most: int = MOST) -> None:
-    """Refuse a whole number out of its range."""
     if not least <= value <= most:
         allowed = f"{least} or more" if value < least else f"at most {most}"
         raise InputError(f"{option} must be {allowed}; got {value}")
@@ -101,7 +106,6 @@ def check_budget(params: int | None) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that random generators do not take."""
     if not 0 <= seed < _SEED_END:
         raise InputError(f"--seed must be 0 or more and below 2^63; got {seed}")
 

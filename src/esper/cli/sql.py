@@ -32,7 +32,6 @@ class Sql:
     """How rows are printed: a table shows the first 1,000, csv and json all of them."""
 
     def run(self) -> bool:
-        """Print the rows."""
         from esper.karn.sql import ask, to_json
 
         with ask(self.run_folder, self.query) as (columns, rows):

@@ -2,59 +2,60 @@
 
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from esper.cli.output import check_writable, make_console, write_json
-from esper.leyline import InputError, parse_json
+from esper.leyline import InputError
+from esper.simic.config import TrainingConfig, preset
 
 if TYPE_CHECKING:
-    from esper.simic.training import RoundReport, TrainingConfig
+    from esper.simic.training import RoundReport
 
 _EXIT_BY_SIGNAL = 128
 """Shells add this to the number of the signal that ended a command: 130 for SIGINT, 143 for SIGTERM."""
-_JSON_STARTS = tuple('[{"-0123456789')
-_JSON_WORDS = ("true", "false", "null", "NaN", "Infinity")
+_OUT = Path("runs/train")
+_SHORT = {
+    "--task": "--world.tasks",
+    "--envs": "--world.envs",
+    "--episode-length": "--world.episode-length",
+    "--workers": "--world.workers",
+    "--device": "--learner.device",
+    "--teacher": "--lessons.teacher",
+    "--telemetry": "--telemetry.level",
+}
+"""Options that are asked for often, by their last name."""
+
+_Config = Annotated[TrainingConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train a controller; what is not given comes from --preset or --config, or from the defaults of TrainingConfig."""
+    """Train a controller. What is not given comes from --preset or --config, or has the default shown here.
 
-    task: tuple[str, ...] = ()
-    """Tasks that every round mixes; see `esper tasks`."""
-    out: Path = Path("runs/train")
+    Short for --world.tasks is --task; likewise --envs, --episode-length, --workers, --device, --teacher
+    and --telemetry.
+    """
+
+    config: _Config = field(default_factory=TrainingConfig)
+    out: Path = _OUT
     """Folder of the run: config, events, checkpoints, summary."""
     preset: str | None = None
     """A config by name: quick (two minutes), pair (what controllers are proven on), or that of a task."""
-    config: Path | None = None
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """JSON file with fields of TrainingConfig."""
-    set: tuple[str, ...] = ()
-    """Any field of TrainingConfig as name=value, as in --set lr=0.001 reward.holding_cost=0.002."""
-    rounds: int | None = None
-    """Rounds of whole episodes."""
-    envs: int | None = None
-    """Hosts of each task in a round."""
-    episode_length: int | None = None
-    """Steps in an episode."""
-    seed: int | None = None
-    """Seeds everything."""
-    device: str | None = None
-    """Where the controller lives."""
-    workers: int | None = None
-    """Processes that hosts are spread over."""
-    telemetry: str | None = None
-    """off, minimal, normal or debug."""
     sink: tuple[str, ...] = ()
     """Where events go beside events.jsonl: console (warnings only), tensorboard, wandb or mlflow."""
     profile: Path | None = None
     """Folder for a profiler's trace of the third round that is played, or of the last if there are fewer."""
     resume: bool = False
-    """Go on with the run in the folder; of the options above, only these may differ from its own: --rounds (more of
-    them), --workers, --device, --telemetry, --sink and --profile."""
+    """Go on with the run in the folder; of its config, only these may change: --rounds (more of them), --workers,
+    --device, --world.host-devices and --telemetry."""
     json: Path | None = None
     """Write the summary to this file too."""
 
@@ -63,16 +64,15 @@ class Train:
         import torch
 
         import esper
-        from esper.simic.training import InterruptedRunError, RunFolder, TrainingConfig
+        from esper.simic.training import InterruptedRunError, RunFolder
 
         check_writable(self.json)
-        config = self._config(RunFolder(self.out).stored_config() if self.resume else TrainingConfig())
         torch.set_num_threads(1)
         console = make_console(stderr=True)
         with _stop_signals() as asked:
             try:
                 summary = esper.train(
-                    config,
+                    self.config,
                     self.out,
                     resume=self.resume,
                     watch=RoundPrinter(console),
@@ -90,55 +90,39 @@ class Train:
         console.print(f"Next: esper evaluate --controller {self.out}", highlight=False, soft_wrap=True)
         return True
 
-    def _config(self, base: "TrainingConfig") -> "TrainingConfig":
-        """`base`, changed by what is given."""
-        from esper.simic.training import TrainingConfig
 
-        names = ("rounds", "envs", "episode_length", "seed", "device", "workers", "telemetry")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.task:
-            given["tasks"] = self.task
-        changed = base.to_dict() | self._named_config() | given
-        for name, value in _parse(self.set).items():
-            _assign(changed, name, value)
-        return TrainingConfig.from_dict(changed)
-
-    def _named_config(self) -> dict[str, Any]:
-        """The fields that --preset or --config decides."""
-        import json
-
-        from esper.simic.training import TrainingConfig, preset, preset_fields
-
-        if self.preset is not None and self.config is not None:
-            raise InputError("give --preset or --config, not both; --set changes single fields of either")
-        if self.preset is not None:
-            fields, names = preset(self.preset).to_dict(), preset_fields(self.preset)
-        elif self.config is not None:
-            fields, names = TrainingConfig.load(self.config).to_dict(), tuple(json.loads(self.config.read_text()))
-        else:
-            return {}
-        return {name: fields[name] for name in names}
+def full_names(arguments: Sequence[str]) -> list[str]:
+    """The arguments of `esper train` with short options written out."""
+    written = []
+    for argument in arguments:
+        name, sign, value = argument.partition("=")
+        written.append(_SHORT.get(name, name) + sign + value)
+    return written
 
 
-def _parse(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """Values are JSON where they look like it, or else text."""
-    parsed: dict[str, Any] = {}
-    for text in assignments:
-        name, sign, value = text.partition("=")
-        if not sign:
-            raise InputError(f"--set takes name=value; got {text!r}")
-        is_json = value.startswith(_JSON_STARTS) or value in _JSON_WORDS
-        parsed[name] = parse_json(value, f"--set {name}") if is_json else value
-    return parsed
+def base_config(arguments: Sequence[str]) -> TrainingConfig:
+    """The config that the options on the line change: of the run that goes on, or by preset or file."""
+    named, given = _value_of("--preset", arguments), _value_of("--config", arguments)
+    if named is not None and given is not None:
+        raise InputError("give --preset or --config, not both; other options change single fields of either")
+    if given is not None:
+        return TrainingConfig.load(Path(given))
+    if named is not None:
+        return preset(named)
+    if "--resume" in arguments:
+        from esper.simic.training import RunFolder
+
+        return RunFolder(Path(_value_of("--out", arguments) or _OUT)).stored_config()
+    return TrainingConfig()
 
 
-def _assign(settings: dict[str, Any], name: str, value: Any) -> None:
-    """Set a field; a dot leads into a group of fields, as in reward.scale."""
-    group, dot, inner = name.partition(".")
-    if dot and isinstance(settings.get(group), dict):
-        _assign(settings[group], inner, value)
-    else:
-        settings[name] = value
+def _value_of(option: str, arguments: Sequence[str]) -> str | None:
+    for index, argument in enumerate(arguments):
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2]
+        if argument == option and index + 1 < len(arguments):
+            return arguments[index + 1]
+    return None
 
 
 @contextmanager
@@ -168,20 +152,18 @@ class RoundPrinter:
 
     def __call__(self, report: "RoundReport") -> None:
         """Print a round."""
-        self._seconds.append(report.seconds)
+        record = report.record
+        self._seconds.append(record.seconds)
         recent = self._seconds[-10:]
-        left = (report.rounds - report.round) * sum(recent) / len(recent)
+        left = (report.rounds - record.round) * sum(recent) / len(recent)
         scores = "  ".join(
-            f"{task} {100 * score:.1f}{_show_gain(report.outcome.gain[task])}"
-            for task, score in report.outcome.objective.items()
+            f"{task} {100 * score:.1f}{_show_gain(record.gain[task])}" for task, score in record.objective.items()
         )
-        ops = report.outcome.ops
         self._console.print(
-            f"round {report.round}/{report.rounds}  J {scores}\n"
-            f"    germinated {ops['GERMINATE']:.1f}  culled {ops['CULL']:.1f}  kept {report.outcome.kept:.1f}  "
-            f"+{report.outcome.added_params:,.0f} parameters  entropy {report.metrics['joint_entropy']:.2f}  "
-            f"explained variance {report.metrics['explained_variance']:.2f}  "
-            f"{report.seconds:.0f} s, {left / 60:.0f} min left",
+            f"round {record.round}/{report.rounds}  J {scores}\n"
+            f"    germinated {record.ops['GERMINATE']:.1f}  culled {record.ops['CULL']:.1f}  kept {record.kept:.1f}  "
+            f"+{record.added_params:,.0f} parameters  entropy {record.entropy:.2f}  "
+            f"explained variance {record.explained_variance:.2f}  {record.seconds:.0f} s, {left / 60:.0f} min left",
             highlight=False,
             soft_wrap=True,
         )
@@ -189,10 +171,10 @@ class RoundPrinter:
             self._console.print(
                 f"    ! {anomaly.kind}: {anomaly.message}", style="yellow", highlight=False, markup=False
             )
-        if report.validation is not None:
-            shown = ", ".join(f"{task} {100 * score:.1f}" for task, score in report.validation.items())
-            never = ", ".join(f"{100 * report.baselines['never'][task]:.1f}" for task in report.validation)
-            rule = ", ".join(f"{100 * report.baselines['heuristic'][task]:.1f}" for task in report.validation)
+        if record.validation is not None:
+            shown = ", ".join(f"{task} {100 * score:.1f}" for task, score in record.validation.items())
+            never = ", ".join(f"{100 * report.baselines['never'][task]:.1f}" for task in record.validation)
+            rule = ", ".join(f"{100 * report.baselines['heuristic'][task]:.1f}" for task in record.validation)
             line = f"    validation: {shown} (never {never}; heuristic {rule})"
             self._console.print(line, style="bold", highlight=False)
 

@@ -1,8 +1,7 @@
 """The live view of hosts that grow side by side in a terminal."""
 
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -48,10 +47,8 @@ class GrowthView:
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
 
     def update(self, title: str, episode: "Episode") -> None:
         """Show the present state of `episode` in the panel `title`."""

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import duckdb
 
 from esper.leyline import InputError
+from esper.simic.agent.types import PPOUpdateMetrics
 
 _COLUMNS = {
     "v": "INTEGER",
@@ -62,13 +63,24 @@ def _view(kind: str, *columns: str) -> str:
 
 _HOST = "env_id AS host"
 _OPS = "WAIT:waited GERMINATE:germinated FOSSILIZE:fossilized CULL:culled"
-_UPDATE_NUMBERS = (
-    "policy_loss value_loss total_loss joint_entropy joint_kl approx_kl clip_fraction ratio_max ratio_min "
-    "round_ratio_low round_ratio_high explained_variance total_grad_norm post_clip_grad_norm value_grad_norm "
-    "learning_rate return_scale"
-)
-_UPDATE_GROUPS = ("heads", "values", "advantages", "gradients", "lstm", "seeds", "entropy_collapsed")
-_HEAD_NUMBERS = "entropy choice_entropy kl clip_fraction ratio_max ratio_min grad_norm entropy_coef mask_hit_rate"
+_UPDATE_GROUPS = ("heads", "gradients", "lstm", "seeds", "entropy_collapsed")
+_METRICS = get_type_hints(PPOUpdateMetrics)
+_SQL_TYPES = {float: "DOUBLE", int: "INTEGER", bool: "BOOLEAN"}
+
+
+def _scalar_metrics() -> list[str]:
+    """A column for every scalar that an update reports."""
+    kinds = {name: _SQL_TYPES[hint] for name, hint in _METRICS.items() if hint in _SQL_TYPES}
+    return [_take(kind, name, "payload->'metrics'") for name, kind in kinds.items()]
+
+
+def _head_metrics() -> list[str]:
+    """A column for every number that an update reports per head."""
+    per_head = [name for name, hint in _METRICS.items() if get_origin(hint) is dict]
+    names = " ".join(name.removeprefix("head_") for name in per_head)
+    return [_take("DOUBLE", names, f"{_by_key('heads')}[head]")]
+
+
 VIEWS = {
     "rounds": _view(
         "round_completed",
@@ -115,17 +127,15 @@ VIEWS = {
     "updates": _view(
         "update_completed",
         _take("INTEGER", "update total_steps"),
-        _take("DOUBLE", _UPDATE_NUMBERS),
-        _take("INTEGER", "epochs_run optimizer_steps skipped_steps"),
-        _take("BOOLEAN", "early_stopped"),
+        _take("DOUBLE", "learning_rate"),
+        *_scalar_metrics(),
         *(f"payload->'{name}' AS \"{name}\"" for name in _UPDATE_GROUPS),
         _take("VARCHAR", "level"),
     ),
     "heads": _view(
         "update_completed",
         f"unnest(map_keys({_by_key('heads')})) AS head",
-        _take("INTEGER", "choices", f"{_by_key('heads')}[head]"),
-        _take("DOUBLE", _HEAD_NUMBERS, f"{_by_key('heads')}[head]"),
+        *_head_metrics(),
     ),
     "anomalies": _view("anomaly_detected", _take("VARCHAR", "anomaly message advice"), "payload->'details' AS details"),
 }

@@ -12,7 +12,7 @@ from esper.kasmina.blueprints import (
 )
 from esper.kasmina.export import Folded, emit_source, fold
 from esper.kasmina.graft import GraftedModel, graft
-from esper.kasmina.growth import Site
+from esper.kasmina.growth import Site, SlotView
 from esper.kasmina.hosts import Host, build_host, host, host_names
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import (
@@ -28,12 +28,10 @@ from esper.kasmina.lifecycle import (
     settle,
     stage_changes,
 )
-from esper.kasmina.plain import plain_network
 from esper.kasmina.probe import arguments_for, check_initialised
 from esper.kasmina.propose import propose_sites
 from esper.kasmina.seed_state import leave_out_seeds
 from esper.kasmina.sites import Family, SiteShape, Source
-from esper.kasmina.slot_view import SlotView
 from esper.kasmina.snapshot import Snapshot, check_snapshot, restore_snapshot, take_snapshot
 from esper.kasmina.sources import Sources
 from esper.kasmina.table import NOT_MEASURED, SlotTable
@@ -81,7 +79,6 @@ __all__ = [
     "leave_out_seeds",
     "next_alpha",
     "num_blueprints",
-    "plain_network",
     "plant_fossils",
     "propose_sites",
     "restore_snapshot",

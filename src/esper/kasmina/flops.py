@@ -1,11 +1,17 @@
-"""Counting floating-point operations of a module: without running it, if it is on the meta device."""
+"""Counting floating-point operations: of a module, which may be on the meta device, or of a model on an example."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from esper.kasmina.modes import evaluating
+from esper.kasmina.probe import Example, call_with
+from esper.kasmina.random_state import keeping_random_state
+from esper.leyline import InputError, first_line
 
 _FORMULAS = {
     **flop_registry,
@@ -44,3 +50,15 @@ def count_flops(module: nn.Module, sample: Tensor) -> int:
     with torch.no_grad(), counter:
         module(sample)
     return counter.total
+
+
+def flops_per_sample(model: nn.Module, example: Example) -> int:
+    """What a forward pass of `model` takes for one sample of `example`; the model stays as it is."""
+    counter = FlopCounter()
+    try:
+        with evaluating(model), keeping_random_state(model), torch.no_grad(), counter:
+            call_with(model, example)
+    except Exception as error:
+        raise InputError(f"the FLOPs of the model cannot be counted on the example: {first_line(error)}") from error
+    tensors = (leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.ndim)
+    return counter.total // max(next((tensor.shape[0] for tensor in tensors), 1), 1)

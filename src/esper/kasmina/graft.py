@@ -15,7 +15,7 @@ from esper.kasmina import lifecycle
 from esper.kasmina.affine import ends_in_trained_linear
 from esper.kasmina.blueprints import Blueprint, blueprints_of, find_blueprint
 from esper.kasmina.gradients import clip_gradients
-from esper.kasmina.growth import Growth, Isolation, Site
+from esper.kasmina.growth import Growth, Isolation, Site, SlotView
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
 from esper.kasmina.optimizer_groups import SeedGroups, check_owns
@@ -23,7 +23,6 @@ from esper.kasmina.probe import Example, Where, check_initialised, probe_sites
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import carry_seeds, growth_on, remove_slots
 from esper.kasmina.slot import Slot
-from esper.kasmina.slot_view import SlotView
 from esper.kasmina.sources import REACHES, Sources, find_sources, params_around
 from esper.kasmina.table import NOT_MEASURED, SlotTable
 from esper.leyline import Blend, IllegalActionError, InputError, Op, SlotConfig, Stage, unknown_name
@@ -36,28 +35,16 @@ class GraftedModel(nn.Module):
     table says what should be there, and `follow` makes it so.
     """
 
-    def __init__(
-        self,
-        host: nn.Module,
-        sites: tuple[Site, ...],
-        *,
-        optimizer: Optimizer | None,
-        isolation: Isolation,
-        budget: int,
-        generator: torch.Generator,
-        seed_groups: SeedGroups = "own",
-    ) -> None:
+    def __init__(self, host: nn.Module, growth: Growth, budget: int) -> None:
         super().__init__()
-        self.growth = Growth(
-            host, sites, optimizer=optimizer, isolation=isolation, generator=generator, seed_groups=seed_groups
-        )
+        self.growth = growth
         self.host = host
-        self.slots = self.growth.slots
-        self.catalogue = _catalogue(host, sites, optimizer)
+        self.slots = growth.slots
+        self.catalogue = _catalogue(host, growth.sites, growth.optimizer)
         self.budget = torch.tensor([budget])
         self.score = torch.tensor([NOT_MEASURED])
-        self.growth.hook_into(host)
-        carry_seeds(host, self.growth)
+        growth.hook_into(host)
+        carry_seeds(host, growth)
         self.register_load_state_dict_pre_hook(_name_host)  # type: ignore[no-untyped-call]
 
     @property
@@ -66,12 +53,10 @@ class GraftedModel(nn.Module):
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """Where it can grow, in table order."""
         return self.growth.sites
 
     @property
     def table(self) -> SlotTable:
-        """The state of every slot."""
         return self.growth.table
 
     @property
@@ -86,13 +71,7 @@ class GraftedModel(nn.Module):
             slot.stand_alone()
 
     @property
-    def isolation(self) -> Isolation:
-        """How a seed at alpha 0 learns."""
-        return self.growth.isolation
-
-    @property
     def generator(self) -> torch.Generator:
-        """Where the initial weights of seeds come from."""
         return self.growth.generator
 
     def __getattr__(self, name: str) -> Any:
@@ -103,7 +82,6 @@ class GraftedModel(nn.Module):
             return getattr(super().__getattr__("host"), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The host's output, seeds included."""
         return self.host(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,8 +93,7 @@ class GraftedModel(nn.Module):
         return self.host.load_state_dict(state_dict, strict, assign)
 
     def slot(self, name: str) -> SlotView:
-        """The slot behind the submodule `name`, or with the slot id `name`."""
-        return SlotView(self, self.slot_index(name))
+        return SlotView(self.growth, self.slot_index(name))
 
     def slot_index(self, name: str) -> int:
         """The position in the table of the slot behind the submodule, or with the slot id, `name`."""
@@ -127,17 +104,14 @@ class GraftedModel(nn.Module):
 
     @property
     def slot_config(self) -> SlotConfig:
-        """The slot ids in table order."""
         return SlotConfig(tuple(site.slot_id for site in self.sites))
 
     @property
     def available_slots(self) -> int:
-        """How many slots are dormant."""
         return int((self.table.stage == Stage.DORMANT).sum())
 
     @property
     def masks(self) -> ActionMasks:
-        """What is legal now."""
         return action_masks(self.table, self.catalogue, self.budget)
 
     def germinate(self, slot: str, blueprint: str | int, blend: str | Blend = Blend.LINEAR) -> Transitions:
@@ -160,7 +134,6 @@ class GraftedModel(nn.Module):
             raise IllegalActionError(f"{chosen.name!r} adds {price:,} parameters; {left:,} of the budget are left")
 
     def fossilize(self, slot: str) -> Transitions:
-        """Keep the seed in the slot for good."""
         return self.act(torch.tensor([[self.slot_index(slot), 0, 0, Op.FOSSILIZE]]))
 
     def cull(self, slot: str) -> Transitions:
@@ -379,12 +352,4 @@ def graft(
     sites = _find_sites(model, at, example, sources)
     _remove_idle_slots(model)
     own = generator or torch.Generator().manual_seed(torch.initial_seed())
-    return GraftedModel(
-        model,
-        sites,
-        optimizer=optimizer,
-        isolation=isolation,
-        budget=budget,
-        generator=own,
-        seed_groups=seed_groups,
-    )
+    return GraftedModel(model, Growth(model, sites, optimizer, isolation, own, seed_groups), budget)

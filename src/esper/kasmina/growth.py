@@ -15,6 +15,7 @@ from esper.kasmina.sites import Reach, SiteShape, Source
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.table import SlotTable
 from esper.kasmina.taps import Pass, Tap, lay_taps, remove_hooks
+from esper.leyline import Stage
 
 Isolation = Literal["straight-through", "shadow"]
 
@@ -48,7 +49,6 @@ class Growth:
         self,
         host: nn.Module,
         sites: tuple[Site, ...],
-        *,
         optimizer: Optimizer | None,
         isolation: Isolation,
         generator: torch.Generator,
@@ -74,7 +74,6 @@ class Growth:
         return {**self.__dict__, "optimizer": None, "_mirrors": []}
 
     def slot_list(self) -> list[Slot]:
-        """The slots in table order."""
         return list(self.slots)  # type: ignore[arg-type]  # a ModuleList forgets what it holds
 
     def follow(self, host: nn.Module, table: SlotTable) -> None:
@@ -173,6 +172,43 @@ class Growth:
 
     def _pairs(self, other: "Growth") -> list[tuple[Slot, Slot]]:
         return list(zip(self.slot_list(), other.slot_list(), strict=True))
+
+
+class SlotView:
+    """One slot of a growth, always as it is now; the columns of `SlotTable` say what the numbers mean."""
+
+    def __init__(self, growth: Growth, index: int) -> None:
+        self._growth, self._index = growth, index
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(int(self._growth.table.stage[0, self._index]))
+
+    @property
+    def alpha(self) -> float:
+        return float(self._growth.table.alpha[0, self._index])
+
+    @property
+    def epochs_in_stage(self) -> int:
+        return int(self._growth.table.epochs_in_stage[0, self._index])
+
+    @property
+    def blueprint_id(self) -> int:
+        return int(self._growth.table.blueprint[0, self._index])
+
+    @property
+    def blueprint(self) -> str | None:
+        """Name of the seed's blueprint."""
+        family = self._growth.sites[self._index].shape.family
+        return find_blueprint(family, self.blueprint_id).name if self.blueprint_id else None
+
+    @property
+    def occupied(self) -> bool:
+        return bool(self._growth.table.occupied[0, self._index])
+
+    @property
+    def contribution(self) -> float:
+        return float(self._growth.table.contribution[0, self._index])
 
 
 def floating_dtype(module: nn.Module) -> torch.dtype | None:

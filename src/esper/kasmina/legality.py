@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -12,11 +12,9 @@ from esper.kasmina.sites import SiteShape
 from esper.kasmina.table import SlotTable
 from esper.leyline import (
     EPOCHS_TO_DECIDE,
-    MEASUREMENTS_BEFORE_CULL,
     NO_BLUEPRINT,
     NUM_BLENDS,
     NUM_OPS,
-    OP_TARGETS,
     TRANSITIONS,
     Blend,
     Mover,
@@ -24,6 +22,10 @@ from esper.leyline import (
     Stage,
 )
 
+MEASUREMENTS_BEFORE_CULL: Final = 2
+"""Counterfactuals a seed is given, once it is blended in or being so, before it may be culled."""
+OP_TARGETS: Final = {Op.GERMINATE: Stage.GERMINATED, Op.FOSSILIZE: Stage.FOSSILIZED, Op.CULL: Stage.CULLED}
+"""The stage that each op moves its slot into; WAIT moves nothing."""
 UNLIMITED = torch.iinfo(torch.int64).max
 """A parameter budget that never binds."""
 
@@ -38,7 +40,6 @@ class Catalogue:
 
     @classmethod
     def of(cls, sites: Sequence[SiteShape]) -> Self:
-        """The catalogue of a host with these sites."""
         shape = (len(sites), num_blueprints())
         catalogue = cls(torch.zeros(shape, dtype=torch.bool), *torch.zeros((2, *shape), dtype=torch.int64))
         for slot, site in enumerate(sites):

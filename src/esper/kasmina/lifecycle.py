@@ -6,22 +6,18 @@ Nothing here knows of modules: `graft.py` and the executors make networks follow
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.blending import blend_alpha
 from esper.kasmina.legality import ActionMasks, Catalogue, action_masks
 from esper.kasmina.table import SlotTable
 from esper.leyline import (
     BLENDING_EPOCHS,
-    EMBARGO_EPOCHS,
     HEAD_NAMES,
-    MAX_BLEND_PAUSES,
-    MAX_HOLDS,
     TRAINING_EPOCHS,
     TRANSITIONS,
-    TRIAL_TOLERANCE,
     Blend,
     IllegalActionError,
     InputError,
@@ -29,9 +25,19 @@ from esper.leyline import (
     Stage,
 )
 
+MAX_BLEND_PAUSES: Final = 2
+"""How often a gated blend may stand still on a negative contribution."""
+MAX_HOLDS: Final = 2
+"""How often alpha may hold because the next one would cost too much; the seed is culled at the next time."""
+TRIAL_TOLERANCE: Final = 0.01
+"""By how much the validation score may fall with a seed's next alpha for that alpha to be taken: one point."""
+EMBARGO_EPOCHS: Final = 1
+"""Epochs spent in each of CULLED and EMBARGOED before a slot is free again."""
 _LEGAL_MOVES = torch.tensor([[(old, new) in TRANSITIONS for new in Stage] for old in Stage])
 _ROUNDING = 1e-6
 """Scores are single precision, and a fall by just one point is not more than a point."""
+_STEEPNESS = 12.0
+"""Of the sigmoid blend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,19 @@ def begin_epoch(table: SlotTable) -> tuple[SlotTable, Transitions]:
     return new, stage_changes(table, new)
 
 
+def blend_alpha(blend: Tensor, blend_epoch: Tensor) -> Tensor:
+    """Alpha in the given epoch of blending, 1 to `BLENDING_EPOCHS`; exactly 1 in the last.
+
+    Linear and gated climb in equal steps (a gated blend differs in when it may take the next one, not in
+    how high that is); sigmoid starts and ends gently.
+    """
+    progress = blend_epoch / BLENDING_EPOCHS
+    low, high = torch.sigmoid(torch.tensor([-_STEEPNESS / 2, _STEEPNESS / 2]))
+    gentle = (torch.sigmoid(_STEEPNESS * (progress - 0.5)) - low) / (high - low)
+    alpha = torch.where(blend == Blend.SIGMOID, gentle, progress)
+    return torch.where(blend_epoch >= BLENDING_EPOCHS, 1.0, alpha)
+
+
 def next_alpha(table: SlotTable) -> Tensor:
     """`[N, S]`: the alpha that a seed would get at the end of the present epoch; NaN where none would rise.
 
@@ -168,7 +187,7 @@ def plant_fossils(table: SlotTable, planted: Mapping[int, int], catalogue: Catal
 def drop_unfinished(table: SlotTable, hosts: Tensor | None = None) -> SlotTable:
     """The end of the story, of all hosts or of `hosts [N]` (bool): every seed that was not kept for good goes."""
     new = table.clone()
-    unfinished = table.occupied & (table.stage != Stage.FOSSILIZED)
+    unfinished = table.on_trial
     if hosts is not None:
         unfinished &= hosts[:, None]
     new.clear(unfinished)

@@ -10,7 +10,6 @@ docs/growth.md compares it with other norms, and shows that it ranks kinds that 
 """
 
 from collections import Counter
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -64,9 +63,7 @@ class PassWatch:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles, self._running = [], None
@@ -152,7 +149,6 @@ class WouldBeSeeds:
         self._made: dict[tuple[object, ...], WouldBe] = {}
 
     def find(self, site: Site, kind: Blueprint, variant: int, place: tuple[torch.device, torch.dtype]) -> WouldBe:
-        """The would-be seed of this kind at this site."""
         key = (site.slot_id, kind.id, variant, *place)
         if key in self._made:
             return self._made[key]
@@ -190,10 +186,8 @@ def relative(sums: Tensor, arriving: Tensor) -> Tensor:
 @torch.enable_grad()
 def measure_merit(model: GraftedModel, seen: PassWatch, seeds: WouldBeSeeds, variant: int) -> Tensor:
     """`[S, B]`: the merit of every kind that connects in every free slot; NaN where there is none."""
-    fits, place = (
-        model.catalogue.fits,
-        (next(model.host.parameters()).device, floating_dtype(model.host) or torch.float32),
-    )
+    fits = model.catalogue.fits
+    place = (next(model.host.parameters()).device, floating_dtype(model.host) or torch.float32)
     sums = torch.full(fits.shape, NOT_MEASURED, device=place[0], dtype=place[1])
     arriving = sums[:, 0].clone()
     for slot, site in enumerate(model.sites):

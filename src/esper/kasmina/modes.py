@@ -20,7 +20,7 @@ def set_modes(modes: Modes) -> None:
 
 
 @contextmanager
-def eval_mode(*networks: nn.Module) -> Iterator[None]:
+def evaluating(*networks: nn.Module) -> Iterator[None]:
     """Eval mode; afterwards every module is in the mode it was in before, whatever happened in between."""
     before = modes_of(*networks)
     for network in networks:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,10 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.modes import eval_mode
+from esper.kasmina.modes import evaluating
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.sites import Family, SiteShape, infer_family, site_shape
-from esper.leyline import InputError, unknown_name
+from esper.leyline import InputError, first_line, unknown_name
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 """One batch: the model's only argument, a sequence of positional ones, or a mapping of keyword ones."""
@@ -27,23 +27,17 @@ def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, tupl
     """Shape and dtype behind each submodule named in `at`; one clear error where there can be no slot."""
     names = _names(at)
     families = at if isinstance(at, Mapping) else dict.fromkeys(names)
-    modules = _submodules(model)
-    outputs = _outputs(model, modules, example)[0]
-    batch = batch_size(model, example)
-
-    def read(name: str, family: str | None = None) -> tuple[SiteShape, torch.dtype]:
-        return _read_site(modules[name], outputs[name], family, batch)
-
+    seen = _Probe(model, example)
     sites: dict[str, tuple[SiteShape, torch.dtype]] = {}
     for name in names:
-        if name not in modules:
-            raise unknown_name("submodule", name, _usable(modules, read))
-        if any(modules[name] is modules[other] for other in sites):
+        if name not in seen.modules:
+            raise unknown_name("submodule", name, seen.usable())
+        if any(seen.modules[name] is seen.modules[other] for other in sites):
             raise InputError(f"submodule {name!r} is listed in `at` under another name too; list it once")
         try:
-            sites[name] = read(name, families[name])
+            sites[name] = seen.read(name, families[name])
         except InputError as error:
-            hint = ", ".join(_usable(modules, read)) or "no submodule of this model"
+            hint = ", ".join(seen.usable()) or "no submodule of this model"
             raise InputError(f"no slot can go after {name!r}: {error}. Slots can go after: {hint}") from None
     return sites
 
@@ -58,7 +52,7 @@ def check_initialised(model: nn.Module) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateSite:
     """A submodule behind which a slot could go."""
 
     path: str
@@ -68,37 +62,24 @@ class Candidate:
     """Whether the model returns this very output: there is nothing behind it that could use what grows."""
 
 
-def survey(model: nn.Module, example: Example) -> list[Candidate]:
+def survey(model: nn.Module, example: Example) -> list[CandidateSite]:
     """Every submodule behind which a slot can go without a word about its family, in the order of their work."""
-    modules = _submodules(model)
-    outputs, results = _outputs(model, modules, example)
-    batch = batch_size(model, example)
-    order = {name: position for position, name in enumerate(outputs)}
-    found: dict[int, Candidate] = {}
-    for name in sorted(modules, key=lambda name: order.get(name, -1)):
-        try:
-            shape, _ = _read_site(modules[name], outputs[name], None, batch)
-        except InputError:
+    seen = _Probe(model, example)
+    order = {name: position for position, name in enumerate(seen.outputs)}
+    found: dict[int, CandidateSite] = {}
+    for name in sorted(seen.usable(), key=lambda name: order[name]):
+        if seen.batch and seen.outputs[name][0].shape[0] != seen.batch:  # position biases and the like, not samples
             continue
-        if batch and outputs[name][0].shape[0] != batch:  # position biases and the like: no activations of samples
-            continue
-        found.setdefault(id(modules[name]), Candidate(name, modules[name], shape, name in results))
+        module = seen.modules[name]
+        found.setdefault(id(module), CandidateSite(name, module, seen.read(name)[0], name in seen.returned))
     return list(found.values())
 
 
 def unclear_sites(model: nn.Module, example: Example) -> list[str]:
     """Submodules behind which a slot can go only if it is told which family their output belongs to."""
-    modules = _submodules(model)
-    outputs, batch = _outputs(model, modules, example)[0], batch_size(model, example)
-    told, untold = (
-        _usable(modules, lambda name, family=family: _read_site(modules[name], outputs[name], family, batch))
-        for family in (Family.FEATURES, None)
-    )
-    return [name for name in told if name not in untold]
-
-
-def _submodules(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+    seen = _Probe(model, example)
+    clear = seen.usable()
+    return [name for name in seen.usable(Family.FEATURES) if name not in clear]
 
 
 def _names(at: Where) -> list[str]:
@@ -123,37 +104,48 @@ def _brief(output: Any) -> Any:
     return _Output(() if output.is_nested else tuple(output.shape), output.dtype, output.is_nested)
 
 
-def _outputs(
-    model: nn.Module, modules: Mapping[str, nn.Module], example: Example
-) -> tuple[dict[str, list[Any]], set[str]]:
-    """What each submodule returned, call by call, and whose output the model returned.
+class _Probe:
+    """What every submodule returned in one forward pass; modes, buffers and random state stay as they were."""
 
-    The former in the order in which the submodules finished, ones that were not called last. Modes, buffers and random
-    state stay as they were.
-    """
-    outputs: dict[str, list[Any]] = {}
-    last: dict[str, Any] = {}
+    def __init__(self, model: nn.Module, example: Example) -> None:
+        self.modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+        self.batch = batch_size(model, example)
+        self.outputs: dict[str, list[Any]] = {}
+        """Call by call, in the order in which the submodules finished; ones that were not called come last."""
+        self._last: dict[str, Any] = {}
+        with ExitStack() as stack:
+            for name, module in self.modules.items():
+                hook = module.register_forward_hook(lambda _m, _i, output, name=name: self._note(name, output))
+                stack.callback(hook.remove)
+            stack.enter_context(keeping_random_state(model))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(evaluating(model))
+            try:
+                result = call_with(model, example)
+            except Exception as error:
+                raise InputError(f"the model could not run on the example: {first_line(error)}") from error
+        self.outputs |= {name: [] for name in self.modules if name not in self.outputs}
+        ids = {id(leaf) for leaf in tree_leaves(result)}
+        self.returned = {name for name, last in self._last.items() if last() is not None and id(last()) in ids}
+        """Submodules whose very output the model returned."""
 
-    def note(name: str, output: Any) -> None:
-        outputs.setdefault(name, []).append(_brief(output))
+    def _note(self, name: str, output: Any) -> None:
+        self.outputs.setdefault(name, []).append(_brief(output))
         if isinstance(output, Tensor):
-            last[name] = weakref.ref(output)
+            self._last[name] = weakref.ref(output)
 
-    with ExitStack() as stack:
-        for name, module in modules.items():
-            hook = module.register_forward_hook(lambda _m, _i, output, name=name: note(name, output))
-            stack.callback(hook.remove)
-        stack.enter_context(keeping_random_state(model))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(eval_mode(model))
-        try:
-            result = call_with(model, example)
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise InputError(f"the model could not run on the example: {lines[0]}") from error
-    returned = {id(leaf) for leaf in tree_leaves(result)}
-    results = {name for name, tensor in last.items() if tensor() is not None and id(tensor()) in returned}
-    return outputs | {name: [] for name in modules if name not in outputs}, results
+    def read(self, name: str, family: str | None = None) -> tuple[SiteShape, torch.dtype]:
+        """Shape and dtype of a slot behind a submodule; an error where there can be none."""
+        return _read_site(self.modules[name], self.outputs[name], family, self.batch)
+
+    def usable(self, family: str | None = None) -> list[str]:
+        """The submodules behind which a slot can go."""
+        usable = []
+        for name in self.modules:
+            with suppress(InputError):
+                self.read(name, family)
+                usable.append(name)
+        return usable
 
 
 def arguments_for(model: nn.Module, example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -200,17 +192,6 @@ def _read_site(module: nn.Module, calls: list[Any], family: str | None, batch: i
         raise InputError(f"its output of shape {list(shape)} has no width beside the batch")
     found = site_shape(Family(family) if family else infer_family(module, shape), shape, batch)
     return found, calls[0].dtype
-
-
-def _usable(modules: Mapping[str, nn.Module], read: Any) -> list[str]:
-    usable = []
-    for name in modules:
-        try:
-            read(name)
-        except InputError:
-            continue
-        usable.append(name)
-    return usable
 
 
 def batch_size(model: nn.Module, example: Example) -> int:

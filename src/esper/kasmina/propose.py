@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from esper.kasmina.probe import Candidate, Example, survey, unclear_sites
+from esper.kasmina.probe import CandidateSite, Example, survey, unclear_sites
 from esper.kasmina.sites import SiteShape
 from esper.kasmina.sources import find_sources
 from esper.leyline import InputError
@@ -45,7 +45,7 @@ def propose_sites(model: nn.Module, example: Example, count: int | None = None) 
 
 
 def _worth_a_branch(
-    model: nn.Module, example: Example, candidates: Sequence[Candidate], proposed: list[str]
+    model: nn.Module, example: Example, candidates: Sequence[CandidateSite], proposed: list[str]
 ) -> list[str]:
     """Those of the proposed places that a branch reaches past several layers; all of them if there are none."""
     shapes = {candidate.path: candidate.shape for candidate in candidates if candidate.path in proposed}
@@ -67,11 +67,11 @@ def _worth_a_branch(
     return [path for path in proposed if bypassed(path) >= _WORTH_BYPASSING] or proposed
 
 
-def _spread(blocks: Sequence[Candidate], count: int) -> list[Candidate]:
+def _spread(blocks: Sequence[CandidateSite], count: int) -> list[CandidateSite]:
     return [blocks[round((index + 1) * len(blocks) / count) - 1] for index in range(count)]
 
 
-def _what_is_missing(model: nn.Module, example: Example, candidates: Sequence[Candidate]) -> str:
+def _what_is_missing(model: nn.Module, example: Example, candidates: Sequence[CandidateSite]) -> str:
     """Why there is no proposal, with advice that helps for this model."""
     if not any(True for _ in model.children()):
         return (
@@ -92,7 +92,7 @@ def _what_is_missing(model: nn.Module, example: Example, candidates: Sequence[Ca
     )
 
 
-def _repeated(model: nn.Module, candidates: Sequence[Candidate]) -> list[Candidate]:
+def _repeated(model: nn.Module, candidates: Sequence[CandidateSite]) -> list[CandidateSite]:
     """Children of lists and sequences that share their class with a sibling anywhere at the same depth."""
     listed = []
     for candidate in candidates:
@@ -104,7 +104,7 @@ def _repeated(model: nn.Module, candidates: Sequence[Candidate]) -> list[Candida
     return [candidate for candidate in listed if candidate.path.count(".") == min(depths, default=-1)]
 
 
-def _layers(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _layers(candidates: Sequence[CandidateSite]) -> list[CandidateSite]:
     """Submodules with weights that are not part of another one; those made of several parts, if there are such."""
     weighty = [candidate for candidate in candidates if _has_weights(candidate.module)]
     composed = [candidate for candidate in weighty if any(True for _ in candidate.module.children())]
@@ -123,7 +123,7 @@ def _has_weights(module: nn.Module) -> bool:
     return any(parameter.ndim > 1 for parameter in module.parameters())
 
 
-def _behind_activation(block: Candidate, candidates: Sequence[Candidate]) -> Candidate:
+def _behind_activation(block: CandidateSite, candidates: Sequence[CandidateSite]) -> CandidateSite:
     """The last of the normalisations, activations and poolings that directly follow a single layer."""
     if any(True for _ in block.module.children()):
         return block
@@ -144,7 +144,7 @@ def _only_smaller(before: SiteShape, after: SiteShape) -> bool:
     return alike and (before.extent == after.extent or 1 < after.positions < before.positions)
 
 
-def _before_activation(block: Candidate, candidates: Sequence[Candidate]) -> str:
+def _before_activation(block: CandidateSite, candidates: Sequence[CandidateSite]) -> str:
     """The submodule whose output the activation at the end of a block is given; "" if it does not end in one."""
     parent = block.path.rpartition(".")[0]
     if isinstance(block.module, nn.Sequential) and len(block.module) > 1:

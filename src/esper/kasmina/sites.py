@@ -55,11 +55,9 @@ class SiteShape:
         return math.prod(self.extent)
 
     def source(self, reach: Reach) -> Self | None:
-        """The shape of the near or of the far source."""
         return self.near if reach == "near" else self.far
 
     def tensor_shape(self, batch: int) -> tuple[int, ...]:
-        """The shape of a tensor of `batch` samples at this site."""
         if self.family is Family.FEATURES:
             return (batch, *self.extent, self.width)
         return (batch, self.width, *self.extent)

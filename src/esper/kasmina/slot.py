@@ -97,7 +97,6 @@ class Slot(nn.Module):
         self.blueprint_id = blueprint_id
 
     def uproot(self) -> None:
-        """Remove the seed; the host computes its own function again."""
         if self.tap is not None:
             self.tap.readers -= 1
         self.seed = self.tap = None

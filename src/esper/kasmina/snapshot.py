@@ -37,7 +37,6 @@ class Snapshot:
     groups: list[_GroupSnapshot]
 
     def state_dict(self) -> dict[str, Any]:
-        """The snapshot as tensors in plain containers."""
         groups = [[group.slot_id, group.settings, group.states, group.seeds] for group in self.groups]
         return {"table": self.table.columns(), "score": self.score, "tensors": self.tensors, "groups": groups}
 
@@ -104,7 +103,6 @@ def restore_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
 
 
 def check_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
-    """Refuse a snapshot that is not of `model` or of its optimiser."""
     saved = {name: tensor.shape for name, tensor in snapshot.tensors.items() if name.startswith("host.")}
     parameters = {f"host.{name}": p.shape for name, p in model.host.named_parameters()}
     present = parameters | {f"host.{name}": saved.get(f"host.{name}") for name, _ in model.host.named_buffers()}

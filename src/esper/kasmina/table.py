@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints import num_blueprints
-from esper.leyline import NO_BLUEPRINT, NUM_BLENDS, OCCUPIED_STAGES, InputError, Stage
+from esper.leyline import NO_BLUEPRINT, NUM_BLENDS, InputError, Stage
 
 NOT_MEASURED = float("nan")
 _COUNTS = ("epochs_in_stage", "blend_epoch", "pauses", "holds", "measurements", "params")
 _MOST = 2**53
 """More than any count comes to."""
-_OCCUPIED_CODES = torch.tensor([stage.value for stage in OCCUPIED_STAGES])
+_OCCUPIED_CODES = torch.tensor([Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED])
+"""Stages in which a slot holds a seed."""
 
 
 @dataclass(slots=True)
@@ -56,7 +57,6 @@ class SlotTable:
 
     @classmethod
     def empty(cls, num_hosts: int, num_slots: int) -> Self:
-        """All slots dormant."""
         return cls(**{name: torch.full((num_hosts, num_slots), value) for name, value in _DORMANT.items()})
 
     @classmethod
@@ -87,13 +87,17 @@ class SlotTable:
 
     @property
     def shape(self) -> torch.Size:
-        """(N, S)."""
         return self.stage.shape
 
     @property
     def occupied(self) -> Tensor:
         """`[N, S]` bool: the slot holds a seed."""
         return torch.isin(self.stage, _OCCUPIED_CODES)
+
+    @property
+    def on_trial(self) -> Tensor:
+        """`[N, S]` bool: the slot holds a seed that is not kept for good."""
+        return self.occupied & (self.stage != Stage.FOSSILIZED)
 
     @property
     def isolated(self) -> Tensor:
@@ -116,11 +120,9 @@ class SlotTable:
         return self.params.sum(1)
 
     def clone(self) -> Self:
-        """A copy that shares nothing with this table."""
         return type(self)(**{name: column.clone() for name, column in self.columns().items()})
 
     def select(self, hosts: slice | Tensor) -> Self:
-        """The table of these hosts only."""
         return type(self)(**{name: column[hosts] for name, column in self.columns().items()})
 
     def where(self, hosts: Tensor, other: Self) -> Self:
@@ -129,7 +131,6 @@ class SlotTable:
         return type(self)(**{name: torch.where(hosts[:, None], mine, theirs) for (name, mine), theirs in pairs})
 
     def columns(self) -> dict[str, Tensor]:
-        """Every field by name."""
         return {spec.name: getattr(self, spec.name) for spec in fields(self)}
 
     def clear(self, where: Tensor) -> None:

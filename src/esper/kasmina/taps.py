@@ -27,7 +27,6 @@ class Tap:
         return {**self.__dict__, "open": False, "_tensor": None}
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
-        """The hook before a submodule whose input is read."""
         if self.open:
             self._keep(self._argument.among(args, kwargs))
 
@@ -42,11 +41,9 @@ class Tap:
         self._tensor = tensor.clone() if self.source.changed else tensor
 
     def begin(self) -> None:
-        """A pass begins."""
         self.open, self._tensor = self.readers > 0, None
 
     def end(self) -> None:
-        """A pass has ended: nothing of it is kept."""
         self.open, self._tensor = False, None
 
     def read(self, h: Tensor) -> Tensor | None:
@@ -66,7 +63,6 @@ class Pass:
         self.taps: list[Tap] = []
 
     def begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:  # noqa: ARG002
-        """The hook before the host."""
         for tap in self.taps:
             tap.begin()
 

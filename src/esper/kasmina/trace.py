@@ -39,7 +39,6 @@ class Event:
 
     @property
     def changed(self) -> bool:
-        """Whether the tensor has been written into since."""
         return self.tensor._version != self.version
 
     @property
@@ -48,7 +47,6 @@ class Event:
         return bool(self.made_from & _EXAMPLE)
 
     def made_with(self, other: "Event") -> bool:
-        """Whether the tensor of the other event went into this one."""
         return bool(self.made_from & _bit(other.index))
 
 
@@ -86,7 +84,6 @@ class _Flow(TorchDispatchMode):
             self._bits[storage._cdata] = self._bits.get(storage._cdata, 0) | bits
 
     def of(self, tensor: Tensor) -> int:
-        """The bits of what a tensor was made from."""
         return self._bits.get(tensor.untyped_storage()._cdata, 0)
 
 
@@ -100,7 +97,6 @@ class _Unknown(_Flow):
         pass
 
     def of(self, tensor: Tensor) -> int:  # noqa: ARG002  # of any
-        """All bits."""
         return -1
 
 
@@ -126,7 +122,6 @@ class Trace:
     _touching: dict[int, list[Event]] = field(default_factory=dict)
 
     def add(self, path: str, port: Port, argument: int | str, tensor: Tensor) -> None:
-        """Note a tensor."""
         index, in_graph = len(self.events), torch.is_grad_enabled()
         self.flow.mark(tensor, _bit(index))
         event = Event(index, path, port, argument, tensor, tensor._version, in_graph, self.flow.of(tensor))
@@ -144,7 +139,6 @@ class Trace:
         return self._first.get((event.path, event.port, event.argument))
 
     def touching(self, tensor: Tensor) -> list[Event]:
-        """All events with this very tensor."""
         return self._touching[id(tensor)]
 
 

@@ -1,32 +1,15 @@
 """Leyline: what all packages agree on. Enums, records, constants and thresholds; imports nothing of ours."""
 
-from esper.leyline.actions import EPOCHS_TO_DECIDE, NUM_BLENDS, NUM_OPS, OP_TARGETS, Action, Blend, Op
+from esper.leyline.actions import EPOCHS_TO_DECIDE, NUM_BLENDS, NUM_OPS, Action, Blend, Op
 from esper.leyline.constants import (
     BLENDING_EPOCHS,
     DEFAULT_ADAM_EPS,
-    DEFAULT_CLIP_RATIO,
-    DEFAULT_ENTROPY_COEF,
-    DEFAULT_ENTROPY_COEF_MIN,
     DEFAULT_EPISODE_LENGTH,
-    DEFAULT_GAE_LAMBDA,
     DEFAULT_GAMMA,
-    DEFAULT_LEARNING_RATE,
-    DEFAULT_LSTM_HIDDEN_DIM,
-    DEFAULT_LSTM_LAYERS,
-    DEFAULT_MAX_GRAD_NORM,
     DEFAULT_NUM_ENVS,
-    DEFAULT_NUM_SLOTS,
-    DEFAULT_TARGET_KL,
-    DEFAULT_VALUE_CLIP,
-    DEFAULT_VALUE_COEF,
-    EMBARGO_EPOCHS,
     HEAD_NAMES,
-    MAX_BLEND_PAUSES,
-    MAX_HOLDS,
-    MEASUREMENTS_BEFORE_CULL,
     NO_BLUEPRINT,
     TRAINING_EPOCHS,
-    TRIAL_TOLERANCE,
 )
 from esper.leyline.errors import (
     DamagedFileError,
@@ -44,8 +27,8 @@ from esper.leyline.objective import DEFAULT_PRICE, POINTS, PRICE_RANGE, charge, 
 from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryEvent, TrainingSignals
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_id import SlotId, sort_slot_ids
-from esper.leyline.stages import OCCUPIED_STAGES, TRANSITIONS, Mover, Stage
-from esper.leyline.text import parse_json, printable, read_json
+from esper.leyline.stages import TRANSITIONS, Mover, Stage
+from esper.leyline.text import first_line, parse_json, printable, read_json
 from esper.leyline.thresholds import (
     ADVANTAGE_STD_FLOOR,
     DIVISION_GUARD,
@@ -78,24 +61,11 @@ __all__ = [
     "ADVANTAGE_STD_FLOOR",
     "BLENDING_EPOCHS",
     "DEFAULT_ADAM_EPS",
-    "DEFAULT_CLIP_RATIO",
-    "DEFAULT_ENTROPY_COEF",
-    "DEFAULT_ENTROPY_COEF_MIN",
     "DEFAULT_EPISODE_LENGTH",
-    "DEFAULT_GAE_LAMBDA",
     "DEFAULT_GAMMA",
-    "DEFAULT_LEARNING_RATE",
-    "DEFAULT_LSTM_HIDDEN_DIM",
-    "DEFAULT_LSTM_LAYERS",
-    "DEFAULT_MAX_GRAD_NORM",
     "DEFAULT_NUM_ENVS",
-    "DEFAULT_NUM_SLOTS",
     "DEFAULT_PRICE",
-    "DEFAULT_TARGET_KL",
-    "DEFAULT_VALUE_CLIP",
-    "DEFAULT_VALUE_COEF",
     "DIVISION_GUARD",
-    "EMBARGO_EPOCHS",
     "ENTROPY_COLLAPSE",
     "ENTROPY_FLOOR_SCALE_CAP",
     "EPOCHS_TO_DECIDE",
@@ -109,17 +79,12 @@ __all__ = [
     "LOW_ADVANTAGE_STD",
     "LSTM_MAGNITUDE",
     "MASK_FILL",
-    "MAX_BLEND_PAUSES",
-    "MAX_HOLDS",
     "MAX_RATIO",
-    "MEASUREMENTS_BEFORE_CULL",
     "MIN_EXPLAINED_VARIANCE",
     "MIN_RATIO",
     "NO_BLUEPRINT",
     "NUM_BLENDS",
     "NUM_OPS",
-    "OCCUPIED_STAGES",
-    "OP_TARGETS",
     "POINTS",
     "POLICY_EXPLODING_FACTOR",
     "POLICY_VANISHING_FACTOR",
@@ -131,7 +96,6 @@ __all__ = [
     "SEED_VANISHING_GRADIENT",
     "TRAINING_EPOCHS",
     "TRANSITIONS",
-    "TRIAL_TOLERANCE",
     "VALUE_DIVERGENCE",
     "VALUE_WARM_UP",
     "Action",
@@ -155,6 +119,7 @@ __all__ = [
     "TrainingSignals",
     "WorkerError",
     "charge",
+    "first_line",
     "objective",
     "parse_json",
     "printable",

@@ -9,7 +9,6 @@ from typing import Final, Self
 from esper.leyline.checks import check_field_types
 from esper.leyline.constants import BLENDING_EPOCHS, HEAD_NAMES, TRAINING_EPOCHS
 from esper.leyline.errors import InputError
-from esper.leyline.stages import Stage
 
 
 class Op(IntEnum):
@@ -38,11 +37,6 @@ EPOCHS_TO_DECIDE: Final[Mapping[Blend, int]] = MappingProxyType(
 )
 """Epochs from the germination of a seed until it can have been kept, at best: until it has been measured at alpha 1,
 and one for the decision."""
-
-OP_TARGETS: Final[Mapping[Op, Stage]] = MappingProxyType(
-    {Op.GERMINATE: Stage.GERMINATED, Op.FOSSILIZE: Stage.FOSSILIZED, Op.CULL: Stage.CULLED}
-)
-"""The stage that each op moves its slot into; WAIT moves nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import InputError
 
@@ -14,12 +14,15 @@ def has_type(value: object, hint: Any) -> bool:
     if hint is Any:
         return True
     origin = get_origin(hint)
-    if origin is UnionType:
+    if origin in (Union, UnionType):
         return any(has_type(value, option) for option in get_args(hint))
     if origin is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if origin is tuple:
-        return isinstance(value, tuple) and all(has_type(item, get_args(hint)[0]) for item in value)
+        kinds = get_args(hint)
+        if not isinstance(value, tuple) or (Ellipsis not in kinds and len(value) != len(kinds)):
+            return False
+        return all(has_type(item, kinds[0]) for item in value)
     if origin is Mapping:
         key, item = get_args(hint)
         return isinstance(value, Mapping) and all(has_type(k, key) and has_type(v, item) for k, v in value.items())

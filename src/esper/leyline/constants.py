@@ -7,21 +7,10 @@ HEAD_NAMES: Final[tuple[str, ...]] = ("slot", "blueprint", "blend", "op")
 
 NO_BLUEPRINT: Final = 0
 """Blueprint id of an empty slot; seeds carry ids from 1 on."""
-DEFAULT_NUM_SLOTS: Final = 3
 
-DEFAULT_GAMMA: Final = 0.995
-DEFAULT_GAE_LAMBDA: Final = 0.95
-DEFAULT_LEARNING_RATE: Final = 3e-4
-DEFAULT_CLIP_RATIO: Final = 0.2
-DEFAULT_VALUE_CLIP: Final = 10.0
-DEFAULT_VALUE_COEF: Final = 0.5
-DEFAULT_ENTROPY_COEF: Final = 0.05
-DEFAULT_ENTROPY_COEF_MIN: Final = 0.01
-DEFAULT_MAX_GRAD_NORM: Final = 0.5
-DEFAULT_TARGET_KL: Final = 0.015
+DEFAULT_GAMMA: Final = 1.0
+"""The end of an episode is the end of the problem, so nothing that comes later counts less."""
 DEFAULT_ADAM_EPS: Final = 1e-5
-DEFAULT_LSTM_HIDDEN_DIM: Final = 128
-DEFAULT_LSTM_LAYERS: Final = 1
 DEFAULT_NUM_ENVS: Final = 4
 DEFAULT_EPISODE_LENGTH: Final = 25
 
@@ -29,13 +18,3 @@ TRAINING_EPOCHS: Final = 2
 """Epochs a seed learns in isolation before its gate opens."""
 BLENDING_EPOCHS: Final = 3
 """Epochs over which alpha rises to 1, pauses aside."""
-MAX_BLEND_PAUSES: Final = 2
-"""How often a gated blend may stand still on a negative contribution."""
-MAX_HOLDS: Final = 2
-"""How often alpha may hold because the next one would cost too much; the seed is culled at the next time."""
-TRIAL_TOLERANCE: Final = 0.01
-"""By how much the validation score may fall with a seed's next alpha for that alpha to be taken: one point."""
-MEASUREMENTS_BEFORE_CULL: Final = 2
-"""Counterfactuals a seed is given, once it is blended in or being so, before it may be culled."""
-EMBARGO_EPOCHS: Final = 1
-"""Epochs spent in each of CULLED and EMBARGOED before a slot is free again."""

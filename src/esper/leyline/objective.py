@@ -39,14 +39,7 @@ def rent(
     return charge(added_params, host_params, price) + charge(added_flops, host_flops, flop_price)
 
 
-def objective(
-    quality: Q,
-    added_params: Q,
-    host_params: float,
-    price: Q,
-    added_flops: Q | float = 0.0,
-    host_flops: float = 1.0,
-    flop_price: float = 0.0,
-) -> Q:
-    """`quality`, in [0, 1], minus the rent of what was added."""
-    return quality - rent(added_params, host_params, price, added_flops, host_flops, flop_price)
+def objective(quality: Q, *rented: Any) -> Q:
+    """`quality`, in [0, 1], minus the rent of what was added; what follows it are the arguments of `rent`."""
+    owed: Q = rent(*rented)
+    return quality - owed

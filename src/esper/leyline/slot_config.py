@@ -6,9 +6,10 @@ from functools import cache
 from typing import Any, Self
 
 from esper.leyline.checks import check_field_types
-from esper.leyline.constants import DEFAULT_NUM_SLOTS
 from esper.leyline.errors import InputError, unknown_name
 from esper.leyline.slot_id import SlotId, sort_slot_ids
+
+_DEFAULT_SLOTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class SlotConfig:
     @cache
     def default(cls) -> Self:
         """The default three slots; always the same instance."""
-        return cls.of_size(DEFAULT_NUM_SLOTS)
+        return cls.of_size(_DEFAULT_SLOTS)
 
     def index(self, slot_id: str) -> int:
         """The position of `slot_id` in every `[N, S]` tensor."""

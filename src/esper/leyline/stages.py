@@ -43,8 +43,3 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Stage], Mover]] = MappingProxyType(
     }
 )
 """Every legal move. Masks and lifecycle both derive from this table, so they cannot disagree."""
-
-OCCUPIED_STAGES: Final[frozenset[Stage]] = frozenset(
-    {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}
-)
-"""Stages in which a slot holds a seed."""

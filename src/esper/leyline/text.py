@@ -18,6 +18,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, as far as it fits into a sentence."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def parse_json(text: str, what: str) -> Any:
     """The value of a JSON text; `what` names its origin in the one error for text that cannot be used.
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from esper.leyline import EventType, InputError, Severity, TelemetryEvent
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,45 +225,37 @@ class UpdateCompleted(Payload):
     update: int
     total_steps: int
     learning_rate: float
-    policy_loss: float
-    value_loss: float
-    total_loss: float
-    entropy: float
-    joint_entropy: float
-    approx_kl: float
-    joint_kl: float
-    clip_fraction: float
-    ratio_max: float
-    ratio_min: float
-    round_ratio_low: float
-    round_ratio_high: float
-    explained_variance: float
-    total_grad_norm: float
-    post_clip_grad_norm: float
-    value_grad_norm: float
-    epochs_run: int
-    optimizer_steps: int
-    skipped_steps: int
-    early_stopped: bool
-    return_scale: float
-    values: Mapping[str, float]
-    """pred_mean, pred_std, mse_before, mse_after, explained_variance_after, return_mean, return_std, return_min,
-    return_max."""
-    advantages: Mapping[str, float]
-    """mean, std, min, max before normalisation, and positive_share."""
+    metrics: Mapping[str, float]
+    """The scalars of `PPOUpdateMetrics`, by their names."""
     heads: Mapping[str, Mapping[str, float]]
-    """Per head: entropy, choice_entropy, choices, kl, clip_fraction, ratio_max, ratio_min, grad_norm, entropy_coef,
-    mask_hit_rate."""
+    """Per head: the metrics that are given per head, without `head_` in their names; means over epochs."""
     entropy_collapsed: Sequence[str]
     """Heads below the limit."""
     gradients: Mapping[str, float]
-    """Of the policy's last minibatch before clipping: norm, health, vanishing, exploding, nan, inf, zero; and drift."""
+    """Health of the policy's gradients in the last minibatch before clipping, and drift, that of their norm."""
     lstm: Mapping[str, float] | None
     """State of the policy's memory over the round; None where it is not kept."""
     seeds: Mapping[str, float]
     """Epochs of seeds in the round: measured, with vanishing and with exploding gradients; suspected of gaming."""
     level: str
     """At which telemetry level this update ran."""
+
+    @classmethod
+    def of_metrics(cls, metrics: Mapping[str, Any], head_names: Sequence[str], **others: Any) -> Self:
+        """With `metrics` sorted into scalars and numbers per head by what they are."""
+        scalars = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        per_head = {name: value for name, value in metrics.items() if isinstance(value, Mapping)}
+        heads = {
+            head: {name.removeprefix("head_"): _mean(value[head]) for name, value in per_head.items() if head in value}
+            for head in head_names
+        }
+        return cls(metrics=scalars, heads=heads, **others)
+
+
+def _mean(numbers: float | Sequence[float]) -> float:
+    if isinstance(numbers, int | float):
+        return numbers
+    return sum(numbers) / len(numbers) if numbers else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,9 @@ class Hub:
         if event.severity >= self.least:
             self._each(lambda sink: sink.write(event))
 
+    write = emit
+    """A hub can be a sink of another one."""
+
     def tell(
         self, payload: Payload, *, env_id: int | None = None, slot_id: str | None = None, round_: int | None = None
     ) -> None:

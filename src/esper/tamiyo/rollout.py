@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from esper.nissa import Hub
 from esper.tamiyo.controller import Controller
-from esper.tolaria import Episode, EpisodeResult, EpisodeSettings, Outcome, Population, Task
+from esper.tasks import Task
+from esper.tolaria import Episode, EpisodeResult, EpisodeSettings, Outcome, Population
 
 _AT_ONCE = 32
 """Hosts that run side by side: enough to be fast, few enough for memory."""

@@ -1,4 +1,4 @@
-"""Tolaria: where hosts train. Tasks and data, episodes, counterfactual measurement, signals and the governor."""
+"""Tolaria: where hosts train. Episodes, counterfactual measurement, signals and the governor."""
 
 from esper.tolaria.compute import ComputeSettings
 from esper.tolaria.environment import Environment, GrowthEnv, Step, StepInfo, episode_seed
@@ -18,7 +18,6 @@ from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
 from esper.tolaria.shards import Shard
 from esper.tolaria.signals import SignalTable, TrackerSettings, track
 from esper.tolaria.situation import Outcome, Situation
-from esper.tolaria.tasks import OptimizerSettings, Split, Splits, Task, find_task, task, task_names
 from esper.tolaria.workers import WorkerPool
 
 __all__ = [
@@ -34,26 +33,19 @@ __all__ = [
     "Kept",
     "LoopExecutor",
     "Measurement",
-    "OptimizerSettings",
     "Outcome",
     "Population",
     "Shard",
     "SignalTable",
     "Situation",
-    "Split",
-    "Splits",
     "StackedExecutor",
     "Step",
     "StepInfo",
-    "Task",
     "TrackerSettings",
     "WorkerPool",
     "choose_executor",
     "episode_seed",
     "executor_names",
-    "find_task",
     "measure",
-    "task",
-    "task_names",
     "track",
 ]

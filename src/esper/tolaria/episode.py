@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from esper.kasmina import GraftedModel
 from esper.nissa import Hub
+from esper.tasks import Task
 from esper.tolaria.population import Population
 from esper.tolaria.records import EpisodeResult, EpisodeSettings
-from esper.tolaria.tasks import Task
 
 
 class Episode(Population):

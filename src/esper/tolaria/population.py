@@ -28,6 +28,7 @@ from esper.kasmina import (
 from esper.kasmina.flops import count_flops
 from esper.leyline import IllegalActionError, InputError, Op, unknown_name
 from esper.nissa import Hub
+from esper.tasks import Task
 from esper.tolaria.executors import EpochResult, Executor, Measurement, make_executor
 from esper.tolaria.governor import Governor
 from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
@@ -35,7 +36,6 @@ from esper.tolaria.reporting import EpisodeReporter
 from esper.tolaria.signals import SignalTable, track
 from esper.tolaria.situation import Outcome, Situation
 from esper.tolaria.streams import Streams
-from esper.tolaria.tasks import Task
 
 
 class Population:

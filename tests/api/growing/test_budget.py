@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import esper
 from esper.api.growing.budget import Limits
 from esper.kasmina import Catalogue, EpochEvidence, Family, SiteShape, SlotTable, act, begin_epoch, end_epoch
-from esper.leyline import DEFAULT_PRICE, MEASUREMENTS_BEFORE_CULL, InputError, Op, Stage
+from esper.kasmina.legality import MEASUREMENTS_BEFORE_CULL
+from esper.leyline import DEFAULT_PRICE, InputError, Op, Stage
 from esper.tamiyo import Random
 from esper.tolaria import SignalTable, Situation
 from tests.api.growing.builders import grow, make_grower

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.simic.agent import Decision, TamiyoRolloutBuffer
 from esper.simic.control import MaskedCategorical
-from esper.simic.worlds import one_head
+from esper_lab.worlds import one_head
 
 GAMMA, GAE_LAMBDA = 0.97, 0.9
 

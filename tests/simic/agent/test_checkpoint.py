@@ -15,22 +15,21 @@ from esper.simic.agent import (
     CHECKPOINT_VERSION,
     PPOAgent,
     checkpoint,
-    collect,
-    first_view,
     load_checkpoint,
     save_checkpoint,
 )
 from esper.simic.agent.checkpoint import agent_state
-from esper.simic.control import RewardNormalizer, RunningMeanStd
+from esper.simic.control import RewardNormalizer
+from esper_lab.player import Player
 from tests.catalogues import one_more_kind
 from tests.fuzzing import Change, changed, little_memory
-from tests.simic.builders import BANDIT_SPEC, RandomWorld, agent_with_round, make_agent, parameters_of
+from tests.simic.builders import BANDIT_SPEC, RandomWorld, agent_with_round, make_agent, normalizer_of, parameters_of
 
 
 def learn(agent: PPOAgent, rounds: int) -> None:
     world = RandomWorld(agent.num_envs)
     for _ in range(rounds):
-        collect(agent, world, first_view(agent, world))
+        Player(agent, world).fill_buffer()
         agent.update()
 
 
@@ -50,26 +49,28 @@ def test_learning_goes_on_bit_for_bit_after_a_reload(tmp_path: Path, options: di
         torch.manual_seed(1)
         learn(each, 2)
     assert torch.equal(parameters_of(agent), parameters_of(loaded))
-    assert torch.equal(agent.return_scale.scale, loaded.return_scale.scale)
+    assert torch.equal(agent.policy.return_scale.scale, loaded.policy.return_scale.scale)
 
 
 def test_normaliser_states_travel_with_the_agent(tmp_path: Path) -> None:
-    observations, rewards = RunningMeanStd((6,)), RewardNormalizer()
-    observations.update(torch.randn(20, 6))
+    agent, rewards = make_agent(normalize=True), RewardNormalizer()
+    assert agent.policy.normalizer is not None
+    normalizer_of(agent).update(torch.randn(20, 6))
     rewards.update_and_normalize(3.0)
-    states = {"obs_normalizer": observations.state_dict(), "reward_normalizer": rewards.state_dict()}
-    save_checkpoint(tmp_path / "agent.pt", make_agent(), states)
-    _, extra = load_checkpoint(tmp_path / "agent.pt", device="cpu")
-    again = RunningMeanStd((6,))
-    again.load_state_dict(extra["obs_normalizer"])
-    torch.testing.assert_close(again.state_dict(), observations.state_dict(), rtol=0, atol=0)
-    assert extra["reward_normalizer"] == rewards.state_dict()
+    save_checkpoint(tmp_path / "agent.pt", agent, {"reward_normalizer": rewards.state_dict()})
+    loaded, extra = load_checkpoint(tmp_path / "agent.pt", device="cpu")
+    raw = torch.randn(3, 6)
+    assert torch.equal(loaded.policy.normalized(raw), agent.policy.normalized(raw))
+    assert not torch.equal(loaded.policy.normalized(raw), raw)
+    again_rewards = RewardNormalizer()
+    again_rewards.load_state_dict(extra["reward_normalizer"])
+    assert again_rewards.state_dict() == rewards.state_dict()
 
 
 def test_the_file_holds_plain_data_under_documented_keys(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "agent.pt", make_agent())
     state = torch.load(tmp_path / "agent.pt", weights_only=True)
-    assert state["version"] == CHECKPOINT_VERSION == 2
+    assert state["version"] == CHECKPOINT_VERSION == 3
     assert state["state_dim"] == 6
     assert state["slot_config"] == {"slot_ids": ["r0c0", "r0c1", "r0c2"]}
     assert {"network_state_dict", "optimizer_state_dict", "config", "action_spec", "extra"} <= set(state)
@@ -82,7 +83,7 @@ def test_a_compiled_agent_saves_the_same_names_as_a_plain_one(tmp_path: Path) ->
     save_checkpoint(tmp_path / "wrapped.pt", wrapped)
     loaded, _ = load_checkpoint(tmp_path / "wrapped.pt", device="cpu")
     obs, hidden = torch.randn(4, 6), plain.initial_hidden()
-    torch.testing.assert_close(loaded.value(obs, hidden), plain.value(obs, hidden))
+    torch.testing.assert_close(loaded.policy.value(obs, hidden), plain.policy.value(obs, hidden))
 
 
 @pytest.mark.parametrize(
@@ -118,10 +119,10 @@ WIDTH = ("config", "lstm_hidden_dim")
     [
         (WIDTH, lambda _: 10**12, "config.lstm_hidden_dim must be a whole number from 1 to"),
         (WIDTH, lambda old: 2 * old, "network_state_dict.lstm.weight_ih_l0 must have shape [128, 128]"),
-        (("config", "num_envs"), lambda _: 2**29, "a round of 536870912 environments and 12 steps is too large"),
-        (("config", "lr"), lambda _: "fast", "config.lr cannot be 'fast'"),
-        (("config", "gamma"), lambda _: -1.0, "config.gamma must be a finite number from 0 on; got -1.0"),
-        (("config", "grad_clip_mode"), lambda _: "none", "config.grad_clip_mode cannot be 'none'"),
+        (("round", "num_envs"), lambda _: 2**29, "a round of 536870912 environments and 12 steps is too large"),
+        (("config", "lr"), lambda _: "fast", "learner.lr must be float; got 'fast'"),
+        (("config", "gamma"), lambda _: -1.0, "learner.gamma must be in (0, 1]; got -1.0"),
+        (("config", "grad_clip_mode"), lambda _: "none", "unknown learner.grad_clip_mode 'none'"),
         (("config", "head_lr_scale"), lambda _: {"tail": 2.0}, "unknown head 'tail'"),
         (("config", "num_minibatches"), lambda _: 9, "config.num_minibatches must be a whole number from 1 to 4"),
         (("action_spec", "heads", 3, "size"), lambda _: 10**12, "every head needs 1 to 65536 actions"),
@@ -185,10 +186,10 @@ def test_the_loaded_weights_are_released_before_the_agent_is_built(
         references.append(weakref.ref(state["network_state_dict"]["lstm.weight_hh_l0"]))
         return state
 
-    def build(**options: Any) -> PPOAgent:
+    def build(*arguments: Any, **options: Any) -> PPOAgent:
         gc.collect()
         assert references[0]() is None
-        return PPOAgent(**options)
+        return PPOAgent(*arguments, **options)
 
     monkeypatch.setattr(torch, "load", remember)
     monkeypatch.setattr(checkpoint, "PPOAgent", build)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from esper.simic.agent import FactoredRecurrentActorCritic
-from esper.simic.agent.advantages import generalized_advantages
+from esper.simic.agent.rollout_buffer import generalized_advantages
 from esper.simic.control import MaskedCategorical, select_masks
 from tests.simic.builders import agent_with_round, make_agent, parameters_of
 
@@ -90,7 +90,7 @@ def test_learning_on_a_compiled_network_equals_learning_without(monkeypatch: pyt
     monkeypatch.setattr(
         nn.Module, "compile", lambda self, **options: compile_in_place(self, backend="eager", **options)
     )
-    options: dict[str, Any] = {"recurrent_n_epochs": 2, "max_steps": 4, "target_kl": None}
+    options: dict[str, Any] = {"epochs": 2, "max_steps": 4, "target_kl": None}
     plain, compiled = agent_with_round(**options), make_agent(**options, compile_network=True)
     compiled._base_network.load_state_dict(plain._base_network.state_dict())
     ours, theirs = compiled.update(copy.deepcopy(plain.buffer)), plain.update()
@@ -103,6 +103,6 @@ def test_learning_on_a_compiled_network_equals_learning_without(monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_learning_works_with_the_real_compiler() -> None:
-    metrics = agent_with_round(compile_network=True, recurrent_n_epochs=2).update()
+    metrics = agent_with_round(compile_network=True, epochs=2).update()
     assert metrics["optimizer_steps"] >= 1
     assert metrics["ratio_max"] < 2.0

@@ -12,19 +12,17 @@ from torch import Tensor
 
 from esper.leyline import InputError
 from esper.simic.agent import (
-    Outcome,
     PPOAgent,
-    collect,
-    first_view,
     load_checkpoint,
     optimizer,
-    play_episodes,
     save_checkpoint,
 )
 from esper.simic.agent.cloning import clone
-from esper.simic.control import RunningMeanStd
+from esper.simic.config import LessonConfig
 from esper.simic.telemetry import TelemetryConfig, UpdateWatcher
 from esper.tolaria.compute import find_device
+from esper_lab.player import Player
+from esper_lab.worlds import ToyStep
 from tests.second_device import SECOND, SecondDevice
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
@@ -35,7 +33,7 @@ STEPS = 4
 class CpuWorld(RandomWorld):
     """Looks where its actions are."""
 
-    def step(self, actions: Tensor) -> Outcome:
+    def step(self, actions: Tensor) -> ToyStep:
         assert actions.device.type == "cpu"
         return super().step(actions)
 
@@ -44,11 +42,10 @@ def play_and_learn(agent: PPOAgent, rounds: int) -> Tensor:
     """The parameters after some rounds, copied to the CPU; everything that can look on looks on."""
     agent.telemetry_config = TelemetryConfig("debug")
     agent.observer = watcher = UpdateWatcher(agent, agent.telemetry_config, 2.0, 0.5)
-    normalizer, world = RunningMeanStd((6,), agent.device), CpuWorld(agent.num_envs)
-    view = first_view(agent, world)
+    player = Player(agent, CpuWorld(agent.num_envs))
     for _ in range(rounds):
-        view = collect(agent, world, view)
-        agent.update(obs_normalizer=normalizer)
+        player.fill_buffer()
+        agent.update()
         assert watcher.take_debug_records(watcher.take_gradients()) is not None
     return parameters_of(agent).cpu()
 
@@ -56,19 +53,19 @@ def play_and_learn(agent: PPOAgent, rounds: int) -> Tensor:
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_minibatches": 2, "recurrent_n_epochs": 2, "weight_decay": 0.01, "head_lr_scale": {"op": 0.5}},
-        {"adaptive_entropy_floor": True, "use_entropy_decay": True, "grad_clip_mode": "global", "lstm_layers": 2},
+        {"num_minibatches": 2, "epochs": 2, "weight_decay": 0.01, "head_lr_scale": {"op": 0.5}},
+        {"adaptive_entropy_floor": True, "decay_steps": 0, "grad_clip_mode": "global", "lstm_layers": 2},
         {"value_loss_type": "huber", "clip_value": False, "scale_values": False, "hidden_storage": "first"},
     ],
 )
 @pytest.mark.usefixtures("second_device")
 def test_an_agent_learns_the_same_on_another_device(options: dict[str, Any]) -> None:
-    agents = [agent_with_round(device=device, max_steps=STEPS, **options) for device in (THERE, "cpu")]
+    agents = [agent_with_round(device=device, max_steps=STEPS, normalize=True, **options) for device in (THERE, "cpu")]
     assert torch.equal(agents[0].buffer.actions.cpu(), agents[1].buffer.actions)  # a seed means the same everywhere
     learned = []
     for agent in agents:
         torch.manual_seed(1)
-        clone(agent, passes=1, lr=1e-3, smoothing=0.1, detail_smoothing=0.1, decider_prior=(0.0, 1.0, 1.0, 1.0))
+        clone(agent, LessonConfig(passes=1, lr=1e-3, op_smoothing=0.1, detail_smoothing=0.1))
         agent.update()
         learned.append(play_and_learn(agent, 1))
     torch.testing.assert_close(*learned, rtol=1e-4, atol=1e-5)
@@ -77,7 +74,7 @@ def test_an_agent_learns_the_same_on_another_device(options: dict[str, Any]) -> 
 def tensors_of(agent: PPOAgent) -> Iterator[tuple[str, Tensor]]:
     yield from agent._base_network.state_dict().items()
     yield from agent.buffer.masks.items()
-    yield from agent.return_scale.state_dict().items()
+    yield from agent.policy.return_scale.state_dict().items()
     for spec in fields(agent.buffer):
         value = getattr(agent.buffer, spec.name)
         if isinstance(value, Tensor):
@@ -109,15 +106,15 @@ def test_everything_lives_on_the_device_of_the_agent(tmp_path: Path) -> None:
 def test_playing_reads_three_numbers_a_step(second_device: SecondDevice) -> None:
     """Whether the logits are finite, whether every head had a choice, and the actions."""
     agent, world = make_agent(device=THERE), RandomWorld()
-    view = first_view(agent, world)
+    player = Player(agent, world)
     before = second_device.reads
-    collect(agent, world, view)
+    player.fill_buffer()
     assert second_device.reads - before == 3 * agent.max_steps
 
 
 @pytest.mark.usefixtures("second_device")
 def test_whole_episodes_are_played_on_another_device() -> None:
-    assert len(play_episodes(make_agent(device=THERE), CpuWorld(end_rate=0.5), 4)) == 4
+    assert len(Player(make_agent(device=THERE), CpuWorld(end_rate=0.5)).returns(4)) == 4
 
 
 @pytest.mark.parametrize("stored_on", ["cpu", THERE])

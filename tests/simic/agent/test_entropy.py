@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.simic.agent.entropy import fewest_valid
+from esper.simic.agent.losses import fewest_valid
 from tests.simic.builders import agent_with_round, make_agent
 
 
@@ -23,13 +23,13 @@ def test_the_floor_rises_as_valid_actions_become_few(valid: int, total: int, flo
 
 @pytest.mark.parametrize(("steps", "coefficient"), [(0, 0.05), (500, 0.03), (1000, 0.01), (5000, 0.01)])
 def test_the_coefficient_decays_linearly_to_its_floor(steps: int, coefficient: float) -> None:
-    agent = make_agent(entropy_coef=0.05, use_entropy_decay=True, total_steps_for_decay=1000)
+    agent = make_agent(entropy_coef=0.05, decay_steps=1000)
     agent.total_steps = steps
     assert agent.get_entropy_coef() == pytest.approx(coefficient)
 
 
 def test_a_decay_over_no_steps_is_over_at_once() -> None:
-    assert make_agent(use_entropy_decay=True, total_steps_for_decay=0).get_entropy_coef() == pytest.approx(0.01)
+    assert make_agent(decay_steps=0).get_entropy_coef() == pytest.approx(0.01)
 
 
 def test_without_decay_only_the_adaptive_floor_can_raise_the_coefficient() -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from esper.leyline import HEAD_NAMES, InputError, SlotConfig
 from esper.simic.agent import FactoredRecurrentActorCritic
-from esper.simic.agent.network import ResidualFeatures, last_layer, reset_hidden
+from esper.simic.agent.network import ResidualFeatures, last_layer
 from esper.simic.control import MaskedCategorical, esper_action_spec, select_masks
 from tests.simic.builders import ESPER_SPEC, random_masks
 
@@ -133,7 +133,7 @@ def test_an_lstm_that_disagrees_with_the_network_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(
         nn, "LSTM", lambda inputs, hidden, layers, **options: lstm(inputs, hidden, layers + 1, **options)
     )
-    with pytest.raises(InputError, match="2 layers of 128"):
+    with pytest.raises(InputError, match="2 layers of 64"):
         network()
 
 
@@ -196,11 +196,3 @@ def test_bad_observations_are_an_error_that_names_the_environment() -> None:
     obs[2, 3] = math.nan
     with pytest.raises(InputError, match="environment 2: the observation"):
         net.get_action(obs, net.spec.all_legal((4,)), net.get_initial_hidden(4))
-
-
-def test_reset_clears_the_state_of_ended_episodes_only_even_if_it_is_not_finite() -> None:
-    h, c = torch.ones(1, 3, 4), torch.full((1, 3, 4), math.nan)
-    new_h, new_c = reset_hidden((h, c), torch.tensor([False, True, False]))
-    assert not new_h[:, 1].any()
-    assert not new_c[:, 1].any()
-    assert torch.equal(new_h[:, [0, 2]], h[:, [0, 2]])

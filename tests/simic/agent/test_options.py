@@ -65,9 +65,9 @@ def test_the_value_loss_is_half_the_squared_error_otherwise() -> None:
 
 
 def test_values_are_held_only_if_clipping_is_on() -> None:
-    options: dict[str, Any] = {"lr": 3e-3, "target_kl": None, "entropy_coef": 0.0, "recurrent_n_epochs": 4}
-    held = agent_with_round(**options, value_clip=0.0).update()["value_loss"]
-    unclipped = agent_with_round(**options, value_clip=0.0, clip_value=False).update()["value_loss"]
+    options: dict[str, Any] = {"lr": 3e-3, "target_kl": None, "entropy_coef": 0.0, "epochs": 4}
+    held = agent_with_round(**options, value_clip=1e-9).update()["value_loss"]
+    unclipped = agent_with_round(**options, value_clip=1e-9, clip_value=False).update()["value_loss"]
     free = agent_with_round(**options, value_clip=1e9).update()["value_loss"]
     assert unclipped == free < held
 

@@ -7,20 +7,17 @@ import pytest
 import torch
 
 from esper.leyline import (
-    DEFAULT_ENTROPY_COEF_MIN,
-    DEFAULT_GAMMA,
-    DEFAULT_MAX_GRAD_NORM,
+    DEFAULT_EPISODE_LENGTH,
     DEFAULT_NUM_ENVS,
-    DEFAULT_TARGET_KL,
-    DEFAULT_VALUE_CLIP,
-    DEFAULT_VALUE_COEF,
     HEAD_NAMES,
     InputError,
     SlotConfig,
 )
-from esper.simic.agent import FactoredRecurrentActorCritic, PPOAgent, by_head, collect, first_view
-from esper.simic.agent.sequences import SequenceBatch
+from esper.simic.agent import FactoredRecurrentActorCritic, PPOAgent, by_head
+from esper.simic.agent.rollout_buffer import SequenceBatch
+from esper.simic.config import LearnerConfig
 from esper.simic.control import RunningMeanStd, esper_action_spec
+from esper_lab.player import Player
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
@@ -37,9 +34,9 @@ def test_first_epoch_ratios_are_one_on_every_head(rounds: int, hidden_storage: s
     """Over episodes that end by either flag, begin inside rows, and go on from an earlier round."""
     torch.manual_seed(0)
     agent, world = make_agent(hidden_storage=hidden_storage, max_steps=40), RandomWorld()
-    view = first_view(agent, world)
+    player = Player(agent, world)
     for _ in range(rounds):
-        view = collect(agent, world, view)
+        player.fill_buffer()
         batch = agent.buffer.get_batched_sequences()
         for name, gap in by_head(agent.spec, log_ratio(agent, batch)).items():
             active = by_head(agent.spec, batch.active)[name]
@@ -68,15 +65,16 @@ def test_time_outs_are_bootstrapped_with_the_state_after_the_step() -> None:
     """The stored value is V of the final observation under the LSTM state after the step, not before it."""
     torch.manual_seed(0)
     agent, world = make_agent(max_steps=1), RandomWorld(end_rate=0.0)
-    view = first_view(agent, world)
+    player = Player(agent, world)
+    obs, masks, hidden = player.obs, player.masks, player.hidden
     torch.manual_seed(1)
-    after = collect(agent, world, view)
+    player.fill_buffer()
     torch.manual_seed(1)
-    decision = agent.act(view.obs, view.masks, view.hidden)
+    decision = agent.act(obs, masks, hidden)
     final = world.step(decision.actions).final_obs
-    torch.testing.assert_close(agent.buffer.bootstrap_values[:, 0], agent.value(final, decision.hidden))
-    assert not torch.allclose(agent.value(final, decision.hidden), agent.value(final, view.hidden))
-    torch.testing.assert_close(after.hidden[0], decision.hidden[0])
+    torch.testing.assert_close(agent.buffer.bootstrap_values[:, 0], agent.policy.value(final, decision.hidden))
+    assert not torch.allclose(agent.policy.value(final, decision.hidden), agent.policy.value(final, hidden))
+    torch.testing.assert_close(player.hidden[0], decision.hidden[0])
 
 
 def test_order_of_environments_does_not_change_the_loss() -> None:
@@ -86,7 +84,7 @@ def test_order_of_environments_does_not_change_the_loss() -> None:
     weights = torch.full((4,), 0.05)
     losses = []
     for batch in (straight, shuffled):
-        values = agent._replay(batch)[1]
+        values = agent.policy.replay(batch)[1]
         losses.append(agent._backward(batch, values, weights)[0].scalars["total_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -106,16 +104,13 @@ def test_total_loss_is_composed_as_documented() -> None:
     assert metrics["entropy_coefs"]["op"] == pytest.approx(0.14)
 
 
-def test_constructor_defaults_are_the_shared_constants() -> None:
-    agent = make_agent(num_envs=DEFAULT_NUM_ENVS)
-    assert agent.gamma == DEFAULT_GAMMA
-    assert agent.entropy_coef_min == DEFAULT_ENTROPY_COEF_MIN
-    assert agent.max_grad_norm == DEFAULT_MAX_GRAD_NORM
-    assert agent.target_kl == DEFAULT_TARGET_KL
-    assert agent.value_coef == DEFAULT_VALUE_COEF
-    assert agent.value_clip == DEFAULT_VALUE_CLIP
-    assert agent.recurrent_n_epochs == 1
-    assert agent.num_minibatches == 1
+def test_the_agent_takes_the_learners_options_whole() -> None:
+    config = LearnerConfig(device="cpu")
+    agent = PPOAgent(config, state_dim=6)
+    assert agent.config == config
+    assert (agent.num_envs, agent.max_steps) == (DEFAULT_NUM_ENVS, DEFAULT_EPISODE_LENGTH)
+    assert (agent.epochs, agent.num_minibatches) == (4, DEFAULT_NUM_ENVS)
+    assert agent._base_network.lstm_hidden_dim == config.lstm_hidden_dim
     assert agent.slot_config is SlotConfig.default()
 
 
@@ -135,9 +130,7 @@ def test_network_or_buffer_for_other_slots_is_refused() -> None:
         make_agent(network=FactoredRecurrentActorCritic(esper_action_spec(SlotConfig.default()), 7))
 
 
-@pytest.mark.parametrize(
-    "options", [{"num_minibatches": 5}, {"recurrent_n_epochs": 0}, {"entropy_coef_per_head": {"oops": 1.0}}]
-)
+@pytest.mark.parametrize("options", [{"num_minibatches": 5}, {"epochs": 0}, {"entropy_coef_per_head": {"oops": 1.0}}])
 def test_impossible_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InputError):
         make_agent(**options)
@@ -145,20 +138,20 @@ def test_impossible_options_are_refused(options: dict[str, object]) -> None:
 
 def test_more_epochs_than_four_are_capped_with_a_warning() -> None:
     with pytest.warns(RuntimeWarning, match=r"n_epochs=10 is capped"):
-        assert make_agent(recurrent_n_epochs=10).recurrent_n_epochs == 4
+        assert make_agent(epochs=10).epochs == 4
 
 
 def test_many_epochs_warn_only_where_sequences_start_from_a_stored_state() -> None:
-    aligned = agent_with_round(recurrent_n_epochs=4, target_kl=None)
+    aligned = agent_with_round(epochs=4, target_kl=None)
     aligned.update()
-    stored = agent_with_round(recurrent_n_epochs=3, target_kl=None)
+    stored = agent_with_round(epochs=3, target_kl=None)
     stored.buffer.hidden_h[:, 0] = 1.0
     with pytest.warns(RuntimeWarning, match=r"n_epochs=3 is elevated"):
         stored.update()
 
 
 def test_every_sequence_is_used_once_per_epoch() -> None:
-    metrics = agent_with_round(recurrent_n_epochs=3, num_minibatches=4, target_kl=None).update()
+    metrics = agent_with_round(epochs=3, num_minibatches=4, target_kl=None).update()
     assert metrics["epochs_run"] == 3
     assert metrics["optimizer_steps"] == 12
     assert all(len(history) == 3 for history in metrics["head_entropies"].values())
@@ -169,7 +162,7 @@ def test_the_kl_limit_ends_the_update_before_the_next_step() -> None:
     """The second epoch finds the policy far away and must not step again."""
     once = agent_with_round(lr=0.05, target_kl=None)
     once.update()
-    stopped = agent_with_round(lr=0.05, target_kl=0.015, recurrent_n_epochs=4)
+    stopped = agent_with_round(lr=0.05, target_kl=0.015, epochs=4)
     metrics = stopped.update()
     assert metrics["early_stopped"]
     assert metrics["optimizer_steps"] == 1
@@ -177,7 +170,7 @@ def test_the_kl_limit_ends_the_update_before_the_next_step() -> None:
     assert metrics["approx_kl"] > 1.5 * 0.015
     torch.testing.assert_close(parameters_of(stopped), parameters_of(once))
     assert metrics["joint_kl"] > 0
-    unlimited = agent_with_round(lr=0.05, target_kl=None, recurrent_n_epochs=4).update()
+    unlimited = agent_with_round(lr=0.05, target_kl=None, epochs=4).update()
     assert unlimited["optimizer_steps"] == 4
     assert not unlimited["early_stopped"]
 
@@ -185,9 +178,9 @@ def test_the_kl_limit_ends_the_update_before_the_next_step() -> None:
 def test_value_clipping_stays_centred_on_the_network_at_the_start_of_the_update() -> None:
     """With no room to move, no epoch may report a smaller error than the first; with room they do."""
     options: dict[str, Any] = {"lr": 3e-3, "target_kl": None, "entropy_coef": 0.0}
-    first = agent_with_round(**options, value_clip=0.0).update()["value_loss"]
-    held = agent_with_round(**options, value_clip=0.0, recurrent_n_epochs=4).update()["value_loss"]
-    free = agent_with_round(**options, value_clip=1e9, recurrent_n_epochs=4).update()["value_loss"]
+    first = agent_with_round(**options, value_clip=1e-9).update()["value_loss"]
+    held = agent_with_round(**options, value_clip=1e-9, epochs=4).update()["value_loss"]
+    free = agent_with_round(**options, value_clip=1e9, epochs=4).update()["value_loss"]
     assert free < first <= held
 
 
@@ -196,7 +189,7 @@ def test_replayed_values_equal_those_of_the_rollout() -> None:
     batch = agent.buffer.get_batched_sequences()
     agent.buffer.returns.copy_(agent.buffer.values)
     stored = agent.buffer.get_batched_sequences().returns
-    torch.testing.assert_close(agent._replay(batch)[1][batch.valid], stored[batch.valid], atol=1e-4, rtol=0)
+    torch.testing.assert_close(agent.policy.replay(batch)[1][batch.valid], stored[batch.valid], atol=1e-4, rtol=0)
 
 
 def test_scaled_values_stay_in_raw_units_outside_the_network() -> None:
@@ -212,24 +205,26 @@ def test_scaled_values_stay_in_raw_units_outside_the_network() -> None:
 
 
 def test_a_new_return_scale_does_not_move_the_values() -> None:
-    agent = agent_with_round(lr=0.0)
+    agent = agent_with_round(lr=1e-12)
     obs, hidden = torch.randn(4, 6), agent.initial_hidden()
-    before = agent.value(obs, hidden).clone()
+    before = agent.policy.value(obs, hidden).clone()
     agent.buffer.rewards *= 50.0
     assert agent.update()["return_scale"] > 5.0
-    torch.testing.assert_close(agent.value(obs, hidden), before)
+    torch.testing.assert_close(agent.policy.value(obs, hidden), before)
     plain = agent_with_round(scale_values=False)
     assert plain.update()["return_scale"] == 1.0
 
 
 def test_the_normaliser_sees_raw_observations_once_and_learning_uses_those_acted_upon() -> None:
     torch.manual_seed(0)
-    agent, world, normalizer = make_agent(), RandomWorld(), RunningMeanStd((6,))
+    agent, world = make_agent(normalize=True), RandomWorld()
+    normalizer = agent.policy.normalizer
+    assert normalizer is not None
     normalizer.update(5.0 + 2.0 * torch.randn(100, 6))
     raw, masks = world.reset()
     hidden = agent.initial_hidden()
     for step in range(agent.max_steps):
-        obs = normalizer.normalize(raw)
+        obs = agent.policy.normalized(raw)
         decision = agent.act(obs, masks, hidden)
         outcome = world.step(decision.actions)
         ended = torch.full((4,), step == agent.max_steps - 1)
@@ -240,7 +235,7 @@ def test_the_normaliser_sees_raw_observations_once_and_learning_uses_those_acted
     twin = RunningMeanStd((6,))
     twin.load_state_dict(normalizer.state_dict())
     twin.update(agent.buffer.raw_obs)
-    metrics = agent.update(obs_normalizer=normalizer)
+    metrics = agent.update()
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-5)
     torch.testing.assert_close(normalizer.state_dict(), twin.state_dict())
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from esper.leyline import InputError, InvalidStateMachineError, SlotConfig
-from esper.simic.agent import PPOAgent, collect, first_view
+from esper.simic.agent import PPOAgent
+from esper_lab.player import Player
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
@@ -35,7 +36,7 @@ def test_one_bad_reward_leaves_the_parameters_finite_and_later_rounds_intact(bad
     assert math.isfinite(metrics["return_scale"])
     assert parameters_of(agent).isfinite().all()
     world = RandomWorld()
-    collect(agent, world, first_view(agent, world))
+    Player(agent, world).fill_buffer()
     assert agent.update()["optimizer_steps"] == 1
 
 
@@ -66,7 +67,8 @@ def test_a_bad_observation_in_the_first_cell_does_not_leak_through_padding() -> 
 def test_non_finite_ratios_skip_the_step_and_are_told_apart_on_demand(
     level: str, split: bool, stored: float, has_nan: bool, has_inf: bool
 ) -> None:
-    agent = agent_with_round(telemetry_config=Levels(level))
+    agent = agent_with_round()
+    agent.telemetry_config = Levels(level)
     poison_log_probs(agent, stored)
     metrics = agent.update()
     assert metrics["ratio_has_numerical_issue"]
@@ -80,7 +82,9 @@ def test_non_finite_ratios_skip_the_step_and_are_told_apart_on_demand(
 
 
 def test_a_clean_update_reports_no_numerical_issue() -> None:
-    metrics = agent_with_round(telemetry_config=Levels("debug")).update()
+    agent = agent_with_round()
+    agent.telemetry_config = Levels("debug")
+    metrics = agent.update()
     assert not metrics["ratio_has_numerical_issue"]
     assert not metrics["has_numerical_issue"]
     assert "ratio_has_nan" not in metrics

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.leyline import InputError, SlotConfig
 from esper.simic.agent import Decision, TamiyoRolloutBuffer
-from esper.simic.agent.sequences import minibatches
+from esper.simic.agent.rollout_buffer import minibatches
 from tests.simic.builders import ESPER_SPEC
 
 OBS_DIM, HIDDEN = 3, 4

@@ -32,7 +32,7 @@ class ReadCounter(TorchFunctionMode):
 
 
 def reads_of_an_update(monkeypatch: pytest.MonkeyPatch, epochs: int, minibatches: int) -> int:
-    agent = agent_with_round(recurrent_n_epochs=epochs, num_minibatches=minibatches, target_kl=None)
+    agent = agent_with_round(epochs=epochs, num_minibatches=minibatches, target_kl=None)
     monkeypatch.setattr(agent.optimizer, "step", lambda: None)  # Adam reads its step counters, which live on the host
     counter = ReadCounter()
     with counter:

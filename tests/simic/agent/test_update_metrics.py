@@ -12,14 +12,14 @@ from esper.leyline import HEAD_NAMES
 from esper.simic.agent import PPOUpdateMetrics
 from esper.simic.agent.update_log import value_diagnostics
 from esper.simic.control import joint_entropy
-from esper.simic.control.mask_counts import mask_hit_rates
+from esper.simic.control.action_masks import mask_hit_rates
 from tests.simic.builders import RandomWorld, agent_with_round
 
 
 def test_value_diagnostics_equal_numpy() -> None:
     agent = agent_with_round()
     buffer = agent.buffer
-    buffer.compute_advantages_and_returns(agent.gamma, agent.gae_lambda)
+    buffer.compute_advantages_and_returns(agent.config.gamma, agent.config.gae_lambda)
     values, returns, advantages = (
         t.double().numpy().copy() for t in (buffer.values, buffer.returns, buffer.advantages)
     )
@@ -67,7 +67,7 @@ def test_a_small_spread_of_advantages_is_warned_of_once(
 
 
 def test_metrics_have_the_declared_types() -> None:
-    metrics = agent_with_round(recurrent_n_epochs=2).update()
+    metrics = agent_with_round(epochs=2).update()
     hints = get_type_hints(PPOUpdateMetrics)
     for name, value in metrics.items():
         if hints[name] in (float, int, bool):
@@ -95,7 +95,7 @@ def test_a_head_that_is_certain_is_the_only_one_without_entropy() -> None:
 def test_joint_entropy_is_that_of_the_policy_that_acted() -> None:
     agent = agent_with_round()
     batch = agent.buffer.get_batched_sequences()
-    logits = agent._replay(batch)[0]
+    logits = agent.policy.replay(batch)[0]
     masks = {name: mask[batch.valid] for name, mask in batch.masks.items()}
     expected = joint_entropy(agent.spec, logits[batch.valid], masks).mean().item()
     metrics = agent.update()
@@ -105,7 +105,7 @@ def test_joint_entropy_is_that_of_the_policy_that_acted() -> None:
 
 def test_approximate_and_exact_kl_agree_for_a_small_step() -> None:
     metrics = agent_with_round(
-        world=RandomWorld(64), num_envs=64, max_steps=50, recurrent_n_epochs=2, lr=1e-3, target_kl=None
+        world=RandomWorld(64), num_envs=64, max_steps=50, epochs=2, lr=1e-3, target_kl=None
     ).update()
     assert metrics["approx_kl"] < metrics["joint_kl"] * 2.0
     assert metrics["joint_kl"] < 0.1
@@ -126,7 +126,7 @@ def test_mask_hit_rates_count_decisions_in_which_something_was_forbidden() -> No
 
 
 def test_statistics_of_heads_agree_with_those_of_all() -> None:
-    metrics = agent_with_round(recurrent_n_epochs=2, target_kl=None, lr=3e-2).update()
+    metrics = agent_with_round(epochs=2, target_kl=None, lr=3e-2).update()
     assert max(metrics["head_ratio_max"].values()) == pytest.approx(metrics["ratio_max"])
     assert min(metrics["head_ratio_min"].values()) == pytest.approx(metrics["ratio_min"])
     assert metrics["round_ratio_low"] < 1 < metrics["round_ratio_high"]
@@ -147,7 +147,7 @@ def test_a_head_is_judged_where_masks_leave_it_a_choice() -> None:
 
 
 def test_the_error_of_the_critic_falls_on_the_round_it_learned_from() -> None:
-    metrics = agent_with_round(recurrent_n_epochs=4, target_kl=None, lr=3e-3).update()
+    metrics = agent_with_round(epochs=4, target_kl=None, lr=3e-3).update()
     assert metrics["value_mse_after"] < metrics["value_mse_before"]
     assert metrics["explained_variance_after"] > metrics["explained_variance"]
     assert metrics["advantage_min_prenorm"] < metrics["advantage_mean_prenorm"] < metrics["advantage_max_prenorm"]

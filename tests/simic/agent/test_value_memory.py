@@ -7,20 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.agent import PPOAgent, collect, first_view
-from esper.simic.agent.sequences import SequenceBatch
+from esper.simic.agent import PPOAgent
+from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.agent.value_memory import ValueMemory
+from esper_lab.player import Player
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
 
 def round_of(agent: PPOAgent) -> SequenceBatch:
     """What the agent's buffer holds, with the returns that came of it."""
-    agent.buffer.compute_advantages_and_returns(agent.gamma, 1.0)
+    agent.buffer.compute_advantages_and_returns(agent.config.gamma, 1.0)
     return agent.buffer.get_batched_sequences()
 
 
 def error_of(agent: PPOAgent, batch: SequenceBatch) -> float:
-    values: Tensor = agent._replay(batch).values * agent.return_scale.scale
+    with torch.no_grad():
+        values: Tensor = agent.policy.replay(batch).values * agent.policy.return_scale.scale
     return float((values - batch.returns)[batch.valid].square().mean())
 
 
@@ -29,10 +31,10 @@ def test_refitting_brings_values_closer_and_leaves_the_policy() -> None:
     batch, memory = round_of(agent), ValueMemory(60)
     for _ in range(60):
         memory.remember(batch)
-    before, error = agent._replay(batch), error_of(agent, batch)
-    memory.refit(agent, 3e-3)
+    before, error = agent.policy.replay(batch), error_of(agent, batch)
+    memory.refit(agent.policy, 3e-3, agent.config.value_coef, agent.num_minibatches)
     assert error_of(agent, batch) < 0.5 * error
-    after = agent._replay(batch)
+    after = agent.policy.replay(batch)
     old, new = (torch.where(batch.selected, each.logits, -torch.inf).softmax(-1) for each in (before, after))
     assert (old - new)[batch.active].abs().mean() < 0.02
 
@@ -52,7 +54,7 @@ def test_an_agent_remembers_its_rounds_only_if_asked_to() -> None:
         agent = make_agent(value_memory=rounds)
         world = RandomWorld(agent.num_envs)
         for _ in range(3):
-            collect(agent, world, first_view(agent, world))
+            Player(agent, world).fill_buffer()
             agent.update()
         assert len(agent.memory) == remembered
 
@@ -86,7 +88,7 @@ def test_a_round_that_is_not_finite_leaves_weights_and_memory_finite(
     (kept,) = agent.memory.state_dict()
     assert len(kept["lengths"]) == 3
     world = RandomWorld(agent.num_envs)
-    collect(agent, world, first_view(agent, world))
+    Player(agent, world).fill_buffer()
     assert not agent.update()["has_numerical_issue"]
 
 
@@ -96,7 +98,7 @@ def test_minibatches_of_the_memory_whose_loss_overflows_are_skipped_and_counted(
     batch.returns[0, 0] = 1e30
     assert agent.memory.remember(batch) == 0
     before = parameters_of(agent)
-    assert agent.memory.refit(agent, 3e-3) == 1
+    assert agent.memory.refit(agent.policy, 3e-3, agent.config.value_coef, agent.num_minibatches) == 1
     assert parameters_of(agent).isfinite().all()
     assert not torch.equal(parameters_of(agent), before)
 

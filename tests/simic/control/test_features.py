@@ -13,6 +13,7 @@ from torch import Tensor
 from esper.kasmina import SlotTable, catalogue_names, num_blueprints
 from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_OPS, POINTS, Op, SlotConfig, Stage, rent
 from esper.simic.agent import PPOAgent
+from esper.simic.config import LearnerConfig
 from esper.simic.control import features as features_module
 from esper.simic.control.features import (
     TaskConfig,
@@ -26,7 +27,8 @@ from esper.simic.control.features import (
     safe,
     signals_to_features,
 )
-from esper.tolaria import Population, Situation, find_task
+from esper.tasks import find_task
+from esper.tolaria import Population, Situation
 from tests.catalogues import one_more_kind
 from tests.simic.lives import HOST_PARAMS, make_situation, random_life
 from tests.worlds import tiny_task
@@ -97,7 +99,8 @@ def test_column_names_are_unique() -> None:
 
 def test_an_agent_of_that_width_takes_the_observation() -> None:
     situation = make_situation(4, 3)
-    agent = PPOAgent(state_dim=observation_width(3), num_envs=4, max_steps=2, lstm_hidden_dim=8, device="cpu")
+    learner = LearnerConfig(lstm_hidden_dim=8, device="cpu")
+    agent = PPOAgent(learner, state_dim=observation_width(3), num_envs=4, max_steps=2)
     masks = {name: getattr(situation.masks, name) for name in HEAD_NAMES}
     assert agent.act(signals_to_features(situation), masks, agent.initial_hidden(4)).actions.shape == (4, 4)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from esper.simic.control.placing import move, move_masks
+from esper.simic.control.action_masks import move, move_masks
 from tests.second_device import SECOND
 
 

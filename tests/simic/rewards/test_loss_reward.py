@@ -12,7 +12,8 @@ import esper
 from esper.kasmina import SlotTable
 from esper.leyline import InputError, Stage
 from esper.simic.rewards import LOSS_CONFIGS, LossConfig, RewardConfig, RewardFamily, loss_config, make_reward
-from esper.tolaria import Situation, find_task
+from esper.tasks import find_task
+from esper.tolaria import Situation
 from tests.simic.lives import HOST_PARAMS, last_steps, make_outcome, make_situation, random_life
 from tests.worlds import tiny_task
 

@@ -10,7 +10,8 @@ from esper.leyline import EventType
 from esper.nissa import Hub, MemorySink
 from esper.simic.rewards import RewardConfig, RewardFamily
 from esper.simic.training import RoundReport, Trainer, TrainingConfig
-from esper.tolaria import OptimizerSettings, Split, Splits, task
+from esper.tasks import OptimizerSettings, Split, Splits, task
+from tests.simic.builders import config_of
 from tests.worlds import TINY
 
 WAVES = "tiny-waves"
@@ -56,7 +57,7 @@ def watched_config(**overrides: Any) -> TrainingConfig:
         "teacher": "heuristic",
         "reward": RewardConfig(gamma=1.0, scale=10.0, family=RewardFamily.SPARSE, holding_cost=0.002),
     }
-    return TrainingConfig(**(settings | overrides))
+    return config_of(**(settings | overrides))
 
 
 Plant = Callable[[Trainer], None]
@@ -67,7 +68,7 @@ def alarms_of(config: TrainingConfig, plant: Plant | None = None, after: int = W
     sink = MemorySink()
 
     def watch(report: RoundReport) -> None:
-        if plant is not None and report.round == after:
+        if plant is not None and report.record.round == after:
             plant(trainer)
 
     trainer = Trainer(config, hub=Hub([sink]), watch=watch)

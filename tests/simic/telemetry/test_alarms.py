@@ -67,7 +67,8 @@ def plant_nan_reward(trainer: Trainer, _: pytest.MonkeyPatch) -> None:
 
 def plant_learning_rate(trainer: Trainer, _: pytest.MonkeyPatch) -> None:
     """A thousand times too fast."""
-    trainer.config.lr *= 1000
+    learner = replace(trainer.config.learner, lr=1000 * trainer.config.learner.lr)
+    trainer.config = replace(trainer.config, learner=learner)
 
 
 def plant_certain_head(trainer: Trainer, _: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from esper.simic.config import LearnerConfig, TrainingConfig
 from esper.simic.telemetry import ADVICE, AnomalyDetector, AnomalyKind, SeedEpochs
-from esper.simic.training import TrainingConfig
+from tests.simic.builders import config_of
 
 KIND = AnomalyKind
 
@@ -96,23 +97,21 @@ def test_gaming_is_a_matter_of_many_seeds(suspected: int, judged: int, raised: b
 
 
 def test_limits_come_from_the_config() -> None:
-    detector = AnomalyDetector(
-        **TrainingConfig(anomaly_max_ratio_threshold=1.01, anomaly_drift_limit=0.4).to_anomaly_kwargs()
-    )
+    detector = AnomalyDetector(**config_of(max_ratio=1.01, drift_limit=0.4).to_anomaly_kwargs())
     assert check(detector, drift=0.5) == (KIND.RATIO_EXPLOSION, KIND.GRADIENT_DRIFT)
     assert check(AnomalyDetector(**TrainingConfig().to_anomaly_kwargs())) == ()
 
 
 def test_what_is_expected_of_a_policy_depends_on_how_it_began() -> None:
     def limit(**settings: Any) -> float:
-        return AnomalyDetector(**TrainingConfig(**settings).to_anomaly_kwargs()).entropy_limit
+        return AnomalyDetector(**config_of(**settings).to_anomaly_kwargs()).entropy_limit
 
     assert limit(teacher=None) == 0.1
     assert limit(teacher="heuristic") == 0.01
-    assert limit(teacher="heuristic", anomaly_entropy_limit=0.3) == 0.3
-    kl = AnomalyDetector(**TrainingConfig(target_kl=0.05).to_anomaly_kwargs()).kl_limit
+    assert limit(teacher="heuristic", entropy_limit=0.3) == 0.3
+    kl = AnomalyDetector(**config_of(target_kl=0.05).to_anomaly_kwargs()).kl_limit
     assert kl == pytest.approx(0.2)
-    assert AnomalyDetector(**TrainingConfig(target_kl=None).to_anomaly_kwargs()).kl_limit == 0.1
+    assert AnomalyDetector(**config_of(target_kl=None).to_anomaly_kwargs()).kl_limit == 0.1
 
 
 def test_the_detector_is_slotted_and_every_alarm_has_advice() -> None:
@@ -122,9 +121,9 @@ def test_the_detector_is_slotted_and_every_alarm_has_advice() -> None:
 
 
 def test_advice_names_fields_that_the_training_config_has() -> None:
-    names = {spec.name for spec in fields(TrainingConfig)}
+    names = {spec.name for spec in fields(LearnerConfig)}
     told = {name for advice in ADVICE.values() for name in re.findall(r"`([^`]*)`", advice)}
-    assert {"lr", "entropy_coef_per_head", "reward.checks.penalty"} <= told
+    assert {"learner.lr", "learner.entropy_coef_per_head", "reward.checks.penalty"} <= told
     for name in told:
         value: Any = TrainingConfig()
         for part in name.split("."):

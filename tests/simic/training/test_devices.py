@@ -16,7 +16,7 @@ from esper.simic.training import RunFolder, Trainer, TrainingConfig, collect_rou
 from esper.tamiyo import run_episode
 from esper.tolaria import EpisodeSettings, compute
 from tests.second_device import SECOND, SecondDevice
-from tests.simic.builders import parameters_of
+from tests.simic.builders import normalizer_of, parameters_of
 from tests.simic.training.test_vectorized import tiny_config
 from tests.worlds import tiny_task
 
@@ -44,7 +44,7 @@ def test_a_whole_run_with_lessons_is_the_same_on_another_device() -> None:
             config = short_config(device, teacher="schedule", lesson_passes=1, telemetry="debug")
             trainer = Trainer(config, hub=Hub([sink]))
             summary = trainer.run()
-        assert str(trainer.normalizer.device) == device
+        assert str(normalizer_of(trainer.agent).device) == device
         assert EventType.LESSON_COMPLETED in [event.event_type for event in sink.events]
         runs.append([*summary.history[0]["objective"].values(), summary.best_objective])
     assert runs[0] == pytest.approx(runs[1])
@@ -57,7 +57,7 @@ def test_a_run_goes_on_on_another_device_and_comes_back(tmp_path: Path) -> None:
         with machine_with(device):
             config = short_config(device, value_memory=1, rounds=rounds, validate_every=0)
             trainer = Trainer(config, RunFolder(out), resume=True)
-            assert (trainer.agent.device, str(trainer.normalizer.device)) == (device, device)
+            assert (trainer.agent.device, str(normalizer_of(trainer.agent).device)) == (device, device)
             assert len(trainer.run().history) == rounds
             assert parameters_of(trainer.agent).isfinite().all()
 
@@ -67,7 +67,7 @@ def test_a_round_reads_three_numbers_a_step(second_device: SecondDevice) -> None
     reward = replace(short_config("cpu").reward, horizon_is_terminal=False)
     trainer = Trainer(short_config(THERE, horizon_is_terminal=False, reward=reward))
     before = second_device.reads
-    collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
+    collect_round(trainer.agent, trainer.world, 0)
     assert second_device.reads - before == 3 * 5
     assert trainer.agent.buffer.valid.all()
 

@@ -12,8 +12,9 @@ import torch
 import esper
 from esper.leyline import InputError, Op
 from esper.simic.agent.cloning import clone
+from esper.simic.config import LessonConfig
 from esper.simic.training import InterruptedRunError, RunFolder, Trainer, collect_round
-from esper.simic.training.rounds import RoundOutcome
+from esper.simic.training.rounds import RoundTally
 from tests.simic.training.test_vectorized import assert_same_run, events, final_weights, tiny_config
 
 
@@ -34,24 +35,24 @@ def after(steps: int) -> Callable[[], bool]:
 
 def test_a_clone_does_what_its_teacher_did_and_keeps_room_to_try() -> None:
     trainer = Trainer(tiny_config(episode_length=14, envs=8))
-    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0, teacher="schedule")
-    assert outcome.ops["GERMINATE"] == pytest.approx(1.0)
-    assert outcome.kept > 0.5  # alphas that hold too often let a seed be culled
+    outcome = collect_round(trainer.agent, trainer.world, 0, teacher="schedule")
+    assert outcome.means()["ops"]["GERMINATE"] == pytest.approx(1.0)
+    assert outcome.means()["kept"] > 0.5  # alphas that hold too often let a seed be culled
     untaught = agreement(trainer)
-    losses = clone(trainer.agent, passes=60, lr=3e-3, smoothing=0.1, detail_smoothing=0.05).losses
+    losses = clone(trainer.agent, LessonConfig(passes=60, lr=3e-3, op_smoothing=0.1, detail_smoothing=0.05)).losses
     assert losses[-1] < 0.5 * losses[0]
     assert untaught < 1.0
     assert agreement(trainer) == 1.0
-    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 1)
-    assert 0.5 < outcome.ops["GERMINATE"] < 3.0
+    outcome = collect_round(trainer.agent, trainer.world, 1)
+    assert 0.5 < outcome.means()["ops"]["GERMINATE"] < 3.0
     assert float(trainer.agent.buffer.log_probs[:, 0, -1].exp().max()) < 1.0  # planting is likely, but not certain
 
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.5])
 def test_a_clone_keeps_the_share_for_other_ops_that_it_was_told_to(smoothing: float) -> None:
-    trainer = Trainer(tiny_config(twins=False))
-    collect_round(trainer.agent, trainer.normalizer, trainer.world, 0, teacher="never")
-    clone(trainer.agent, passes=60, lr=1e-2, smoothing=smoothing, detail_smoothing=0.0)
+    trainer = Trainer(tiny_config(twins=False, op_bias=(0.0, 0.0, 0.0, 0.0)))
+    collect_round(trainer.agent, trainer.world, 0, teacher="never")
+    clone(trainer.agent, LessonConfig(passes=60, lr=1e-2, op_smoothing=smoothing, detail_smoothing=0.0))
     batch = trainer.agent.buffer.get_batched_sequences()
     op = trainer.agent.spec.names.index("op")
     legal = batch.selected[:, :, op]
@@ -79,14 +80,14 @@ def test_lessons_come_once_and_are_saved(tmp_path: Path) -> None:
 
 def test_a_policy_that_plays_is_told_what_its_teacher_would_do() -> None:
     trainer = Trainer(tiny_config(episode_length=12, op_bias=(0.0, 3.0, 3.0, 3.0)))
-    arguments = (trainer.agent, trainer.normalizer, trainer.world, 0)
+    arguments = (trainer.agent, trainer.world, 0)
     outcome = collect_round(*arguments, teacher="never", watch=False)
-    assert outcome.ops["GERMINATE"] > 1.0  # the policy has played
+    assert outcome.means()["ops"]["GERMINATE"] > 1.0  # the policy has played
     assert not trainer.agent.buffer.actions.any()  # and was told to wait
 
 
 def test_a_lesson_tells_of_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_a_bad_reward(*arguments: Any, **options: Any) -> RoundOutcome:
+    def with_a_bad_reward(*arguments: Any, **options: Any) -> RoundTally:
         outcome = collect_round(*arguments, **options)
         arguments[0].buffer.rewards[1, 2] = math.nan
         return outcome
@@ -102,5 +103,5 @@ def test_a_lesson_tells_of_what_it_left_out(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_unknown_teacher_is_named() -> None:
-    with pytest.raises(InputError, match=r"unknown teacher 'professor'; choose one of: .*heuristic"):
-        tiny_config(teacher="professor")
+    with pytest.raises(InputError, match=r"unknown lessons.teacher 'professor'; choose one of: .*heuristic"):
+        Trainer(tiny_config(teacher="professor"))

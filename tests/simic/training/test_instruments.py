@@ -19,7 +19,7 @@ from esper.simic.training.instruments import value_growth
 from tests.simic.agent.test_transfers import ReadCounter
 from tests.simic.training.test_vectorized import assert_same_run, tiny_config
 
-ALARMING = {"anomaly_max_ratio_threshold": 1.0001}
+ALARMING = {"max_ratio": 1.0001}
 """Any movement of the policy is an alarm now."""
 
 
@@ -41,7 +41,7 @@ def of_kind(run: Path, kind: EventType) -> list[TelemetryEvent]:
 def test_an_alarm_is_recorded_and_raises_the_level_from_the_next_round_on(runs: Path) -> None:
     alarms = of_kind(runs / "alarmed", EventType.ANOMALY_DETECTED)
     assert [(event.round, event.payload["anomaly"]) for event in alarms][:1] == [(1, "ratio_explosion")]
-    assert "lower `lr`" in str(alarms[0].payload["advice"])
+    assert "lower `learner.lr`" in str(alarms[0].payload["advice"])
     levels = [event.payload["level"] for event in of_kind(runs / "alarmed", EventType.UPDATE_COMPLETED)]
     assert levels == ["normal", "debug", "debug"]
     for kind in (EventType.UPDATE_EXAMINED, EventType.EPOCH_COMPLETED):
@@ -137,7 +137,7 @@ def test_playing_a_round_reads_no_more_from_the_device_when_watched() -> None:
         counter, world = PolicyReads(), trainer.world
         world.reset, world.step = counter.leave_out(world.reset), counter.leave_out(world.step)  # type: ignore[method-assign]
         with counter:
-            collect_round(trainer.agent, trainer.normalizer, world, 0)
+            collect_round(trainer.agent, world, 0)
         reads[level] = counter.reads
         assert bool(sink.events) == (level != "off")
         world.close()
@@ -158,7 +158,7 @@ def test_the_entropy_flag_follows_the_config() -> None:
     flags = []
     for limit in (0.0, 1.0):
         sink = MemorySink()
-        Trainer(tiny_config(rounds=2, anomaly_entropy_limit=limit), hub=Hub([sink])).run()
+        Trainer(tiny_config(rounds=2, entropy_limit=limit), hub=Hub([sink])).run()
         updates = (event for event in sink.events if event.event_type is EventType.UPDATE_COMPLETED)
         flags.append(next(updates).payload["entropy_collapsed"])
     assert flags[0] == []
@@ -197,7 +197,7 @@ def test_a_new_critic_may_overshoot_but_an_older_one_may_not() -> None:
     found = []
     for number in (1, 2, 3):
         trainer._instruments.begin(number, trainer.agent, trainer.world)
-        outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, number)
+        outcome = collect_round(trainer.agent, trainer.world, number)
         trainer._instruments.collected(outcome, trainer.agent, trainer.world)
         metrics = trainer.agent.update()
         metrics["value_mse_after"] = 2 * metrics["value_mse_before"]

@@ -19,11 +19,14 @@ from tests.worlds import TINY
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 SAVED_AND_STOPPED = {signal.SIGTERM: 143, signal.SIGINT: 130}
 TINY_RUN = ("--task", TINY, "--rounds", "3", "--envs", "2", "--episode-length", "6")
-TINY_SETTINGS = ("executor=loop", "validation_episodes=1", "validate_every=0", "lstm_hidden_dim=16", "lesson_passes=5")
+TINY_SETTINGS = (
+    *("--world.executor", "loop", "--validation-episodes", "1", "--validate-every", "0"),
+    *("--learner.lstm-hidden-dim", "16", "--lessons.passes", "5"),
+)
 ENDLESS = ("--rounds", "1000")
 # Workers do not know the tasks of tests.
 POOLED_RUN = ("--task", "digits", "--rounds", "2", "--envs", "2", "--episode-length", "3", "--workers", "2")
-POOLED_SETTINGS = (*TINY_SETTINGS, "teacher=null")
+POOLED_SETTINGS = (*TINY_SETTINGS, "--teacher", "None")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,7 @@ def test_a_command_that_is_told_to_stop_saves_and_exits_as_shells_expect(
     zygote: Zygote, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    running = zygote.start("train", "--out", str(folder.path), *TINY_RUN, *ENDLESS, "--set", *TINY_SETTINGS)
+    running = zygote.start("train", "--out", str(folder.path), *TINY_RUN, *ENDLESS, *TINY_SETTINGS)
     wait_for(lambda: (folder.checkpoints / "round-000001.pt").exists())
     assert running.kill(number)
     assert zygote.wait(running) == code
@@ -120,7 +123,7 @@ def test_a_second_command_in_the_folder_of_a_run_is_refused_in_one_sentence(
     zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    options = ("train", "--out", str(folder.path), *TINY_RUN, *ENDLESS, "--set", *TINY_SETTINGS)
+    options = ("train", "--out", str(folder.path), *TINY_RUN, *ENDLESS, *TINY_SETTINGS)
     running = zygote.start(*options)
     wait_for(lambda: folder.newest() is not None)
     for again, message in (
@@ -138,21 +141,21 @@ def test_a_second_command_in_the_folder_of_a_run_is_refused_in_one_sentence(
 
 @pytest.mark.slow
 def test_ninety_kills_at_random_moments_change_nothing(zygote: Zygote, tmp_path: Path) -> None:
-    kill_until(90, zygote, tmp_path, *TINY_RUN, "--set", *TINY_SETTINGS)
+    kill_until(90, zygote, tmp_path, *TINY_RUN, *TINY_SETTINGS)
 
 
 @pytest.mark.slow
 def test_a_dozen_kills_of_runs_together_with_one_of_their_workers_change_nothing(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    kill_until(12, zygote, tmp_path, *POOLED_RUN, "--set", *POOLED_SETTINGS, worker=True, seed=1)
+    kill_until(12, zygote, tmp_path, *POOLED_RUN, *POOLED_SETTINGS, worker=True, seed=1)
 
 
 @pytest.mark.slow
 def test_a_run_survives_its_workers(zygote: Zygote, tmp_path: Path) -> None:
     """What a lost worker played is lost and said to be lost; the run goes on."""
     out = tmp_path / "run"
-    running = zygote.start("train", "--out", str(out), *POOLED_RUN, "--set", *POOLED_SETTINGS)
+    running = zygote.start("train", "--out", str(out), *POOLED_RUN, *POOLED_SETTINGS)
     killed = 0
     for _ in range(600):
         time.sleep(0.1)

@@ -224,7 +224,7 @@ def test_learning_rate_and_entropy_bonus_follow_the_new_number_of_rounds(tmp_pat
     trainer = Trainer(longer, RunFolder(tmp_path / "run"), resume=True)
     try:
         trainer._set_learning_rate()
-        assert trainer.agent.optimizer.param_groups[0]["lr"] == pytest.approx(longer.lr * (1 - 0.9 * 2 / 8))
+        assert trainer.agent.optimizer.param_groups[0]["lr"] == pytest.approx(longer.learner.lr * (1 - 0.9 * 2 / 8))
         assert trainer.agent.get_entropy_coef() == pytest.approx(0.01 * (1 - 2 / 8))
     finally:
         trainer.world.close()
@@ -247,15 +247,15 @@ def test_where_a_run_computes_and_what_it_records_may_change(tmp_path: Path) -> 
     assert_same_run(tmp_path / "straight", folder.path)
     assert {event["type"] for event in events(folder.path)} >= {"run_started", "round_completed"}
     stored = folder.stored_config()
-    assert (stored.telemetry, stored.device) == ("minimal", "cpu")
+    assert (stored.telemetry.level, stored.learner.device) == ("minimal", "cpu")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"seed": 7}, "seed (stored 0, given 7)"),
-        ({"lr": 0.1, "envs": 3}, "envs (stored 2, given 3), lr (stored 0.002, given 0.1)"),
-        ({"executor": "stacked"}, "executor (stored 'loop', given 'stacked')"),
+        ({"lr": 0.1, "envs": 3}, "world.envs (stored 2, given 3), learner.lr (stored 0.002, given 0.1)"),
+        ({"executor": "stacked"}, "world.executor (stored 'loop', given 'stacked')"),
         ({"rounds": 3}, "rounds is 4 in the stored run and can only become more; got 3"),
     ],
 )
@@ -276,9 +276,9 @@ def test_a_field_inside_a_group_is_named_too(straight: Path) -> None:
 
 
 def test_an_executor_that_was_left_open_is_the_one_that_was_chosen(straight: Path) -> None:
-    assert RunFolder(straight).stored_config().executor == "loop"
+    assert RunFolder(straight).stored_config().world.executor == "loop"
     esper.train(steady_config(rounds=4, executor="auto"), straight, resume=True)
-    assert RunFolder(straight).stored_config().executor == "loop"
+    assert RunFolder(straight).stored_config().world.executor == "loop"
 
 
 def test_a_folder_in_use_is_refused_and_nothing_in_it_is_touched(straight: Path, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_folder_in_use_is_refused_and_nothing_in_it_is_touched(straight: Path,
         assert sorted((path, path.read_bytes()) for path in folder.path.rglob("*") if path.is_file()) == before
         # Whoever only reads may do so.
         assert query(folder.path, "select count(*) from rounds").rows == [(4,)]
-        esper.evaluate(str(folder.path), config.tasks[0], [0], executor="loop")
+        esper.evaluate(str(folder.path), config.world.tasks[0], [0], executor="loop")
 
 
 def test_what_killed_writers_left_is_removed_by_whoever_holds_the_folder(straight: Path, tmp_path: Path) -> None:

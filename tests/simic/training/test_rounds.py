@@ -6,6 +6,7 @@ import torch
 from esper.leyline import InputError
 from esper.simic.rewards import RewardConfig
 from esper.simic.training import Trainer, collect_round
+from tests.simic.builders import normalizer_of
 from tests.simic.training.test_vectorized import tiny_config
 
 LENGTH = 3
@@ -16,7 +17,7 @@ def played_trainer(*, horizon_is_terminal: bool) -> Trainer:
     reward = RewardConfig(gamma=1.0, horizon_is_terminal=horizon_is_terminal)
     options = {"reward": reward, "horizon_is_terminal": horizon_is_terminal}
     trainer = Trainer(tiny_config(twins=False, episode_length=LENGTH, **options))
-    collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
+    collect_round(trainer.agent, trainer.world, 0)
     return trainer
 
 
@@ -26,7 +27,7 @@ def test_a_time_out_is_worth_the_state_after_it() -> None:
     agent, buffer = trainer.agent, trainer.agent.buffer
     seen = torch.cat([env.observations for env in trainer.world._envs])
     hidden = agent._base_network(buffer.obs, agent.initial_hidden()).hidden
-    expected = agent.value(trainer.normalizer.normalize(seen), hidden)
+    expected = agent.policy.value(normalizer_of(trainer.agent).normalize(seen), hidden)
     torch.testing.assert_close(buffer.bootstrap_values[:, -1], expected)
     assert buffer.truncated[:, -1].all()
 

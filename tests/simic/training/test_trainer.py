@@ -21,31 +21,12 @@ from tests.worlds import tiny_task
 MISMATCHES = [("gamma", 0.9, r"gamma 1\.0 and PPO gamma 0\.9"), ("horizon_is_terminal", False, "is True .* and False")]
 
 
-@pytest.fixture
-def no_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making hosts is an error."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a world was made before reward and learner were compared")
-
-    monkeypatch.setattr("esper.simic.training.trainer.GrowthWorld", refuse)
-
-
-@pytest.mark.usefixtures("no_world")
-@pytest.mark.parametrize(("name", "value", "message"), MISMATCHES)
-def test_a_trainer_compares_reward_and_learner_before_it_makes_hosts(name: str, value: Any, message: str) -> None:
-    config = tiny_config()
-    setattr(config, name, value)  # a config is checked when it is made, and can be changed afterwards
-    with pytest.raises(InputError, match=message):
-        Trainer(config)
-
-
 @pytest.mark.parametrize(("name", "value", "message"), MISMATCHES)
 def test_a_config_compares_reward_and_learner(name: str, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         tiny_config(**{name: value})
     agreed = tiny_config(**{name: value}, reward=replace(tiny_config().reward, **{name: value}))
-    assert getattr(agreed, name) == value
+    assert getattr(agreed.learner, name) == value
 
 
 def test_a_resumed_agent_is_compared_with_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +61,7 @@ def test_a_run_with_every_option_of_the_learner_goes_through_and_resumes(tmp_pat
     esper.train(config, tmp_path)
     assert RunFolder(tmp_path).stored_config() == config
     trainer = Trainer(config, RunFolder(tmp_path), resume=True)
-    assert {name: getattr(trainer.agent, name) for name in options} == options
+    assert {name: getattr(trainer.agent.config, name) for name in options} == options
     trainer.world.close()
 
 
@@ -101,7 +82,7 @@ def test_a_controller_learns_and_decides_with_a_kind_more(tmp_path: Path) -> Non
     with one_more_kind() as kind:
         esper.train(tiny_config(rounds=1, episode_length=4, envs=2, teacher="random", lessons=1), tmp_path)
         controller = load_controller(tmp_path)
-        assert controller.agent.spec.head("blueprint").size == num_blueprints() >= kind.id
+        assert controller._policy.spec.head("blueprint").size == num_blueprints() >= kind.id
         run_episode(tiny_task(episode_length=2), controller, seed=0)
         dice, drawn = Random(), set()
         population = Population(tiny_task(), 8, executor="loop")

@@ -23,7 +23,8 @@ from esper.simic.training import (
     load_controller,
 )
 from esper.tamiyo import run_episode
-from esper.tolaria import find_task
+from esper.tasks import find_task
+from tests.simic.builders import config_of, normalizer_of
 from tests.worlds import TINY, slots_of, tiny_task
 
 
@@ -40,7 +41,7 @@ def tiny_config(**overrides: Any) -> TrainingConfig:
         "num_minibatches": 2,
         "teacher": None,
     }
-    return TrainingConfig(**(settings | overrides))
+    return config_of(**(settings | overrides))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def final_weights(folder: Path) -> list[torch.Tensor]:
     newest = RunFolder(folder).newest()
     assert newest is not None
-    return list(load_controller(newest).agent._base_network.state_dict().values())
+    return list(load_controller(newest)._policy.network.state_dict().values())
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -69,27 +70,27 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 def test_a_round_holds_whole_episodes_from_their_start() -> None:
     trainer = Trainer(tiny_config())
-    mean = trainer.normalizer.mean.clone()
-    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
+    mean = normalizer_of(trainer.agent).mean.clone()
+    outcome = collect_round(trainer.agent, trainer.world, 0)
     buffer = trainer.agent.buffer
     assert buffer.step_counts.tolist() == [8] * 4
     assert buffer.dones[:, -1].all()
     assert not buffer.dones[:, :-1].any()
     assert buffer.truncated[:, -1].all()
-    assert torch.equal(trainer.normalizer.mean, mean)  # frozen while it acts
+    assert torch.equal(normalizer_of(trainer.agent).mean, mean)  # frozen while it acts
     assert not buffer.hidden_h[:, 0].any()
     assert outcome.returns.tolist() == pytest.approx(buffer.rewards.sum(1).tolist(), abs=1e-4)
-    assert sum(outcome.ops.values()) == pytest.approx(8.0)
-    metrics = trainer.agent.update(obs_normalizer=trainer.normalizer)
-    assert float(trainer.normalizer.count) == 32
+    assert sum(outcome.means()["ops"].values()) == pytest.approx(8.0)
+    metrics = trainer.agent.update()
+    assert float(normalizer_of(trainer.agent).count) == 32
     assert metrics["optimizer_steps"] > 0
 
 
 def test_the_first_update_of_a_round_starts_at_the_policy_that_acted() -> None:
     trainer = Trainer(tiny_config(epochs=1, num_minibatches=1))
     for index in range(2):
-        collect_round(trainer.agent, trainer.normalizer, trainer.world, index)
-        metrics = trainer.agent.update(obs_normalizer=trainer.normalizer)
+        collect_round(trainer.agent, trainer.world, index)
+        metrics = trainer.agent.update()
         assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-5)
         assert metrics["ratio_min"] == pytest.approx(1.0, abs=1e-5)
 
@@ -118,7 +119,7 @@ def test_telemetry_changes_nothing_but_what_is_recorded(straight: Path, tmp_path
 def test_events_of_hosts_tell_where_and_when(straight: Path, tmp_path: Path) -> None:
     pooled = tiny_config(tasks=("digits", "mnist1d"), workers=2, rounds=2, episode_length=2)
     esper.train(pooled, tmp_path / "pool")
-    for folder, tasks, rounds in ((straight, (TINY,), 4), (tmp_path / "pool", pooled.tasks, 2)):
+    for folder, tasks, rounds in ((straight, (TINY,), 4), (tmp_path / "pool", pooled.world.tasks, 2)):
         starts = [event for event in events(folder) if event["type"] == "episode_started"]
         hosts = [(task, 4 * index + host) for index, task in enumerate(tasks) for host in range(4)]
         assert [(event["payload"]["task"], event["env_id"]) for event in starts] == hosts * rounds
@@ -185,7 +186,7 @@ def test_a_folder_with_a_run_is_not_overwritten(straight: Path, tmp_path: Path) 
 def test_a_failed_checkpoint_leaves_the_earlier_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     trainer = Trainer(tiny_config())
-    packed = pack_checkpoint(trainer.agent, {"normalizer": trainer.normalizer.state_dict()})
+    packed = pack_checkpoint(trainer.agent)
     with folder.held():
         folder.create(tiny_config())
         folder.save(1, packed, keep=3)
@@ -214,7 +215,7 @@ def test_reward_and_learner_must_share_their_discount() -> None:
 
 def test_mixed_tasks_need_the_same_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "esper.tolaria.tasks.registry._REGISTRY",
+        "esper.tasks.registry._REGISTRY",
         {TINY: find_task(TINY), "two": tiny_task(host_settings={"inputs": 6, "widths": (4, 4), "classes": 3})},
     )
     with pytest.raises(InputError, match="same number of slots"):
@@ -231,15 +232,15 @@ def test_entropies_of_all_heads_are_logged(caplog: pytest.LogCaptureFixture) -> 
 def test_a_host_is_paid_relative_to_its_twin_left_alone() -> None:
     """On average what is summed is the gain over the twins; paid wholly by its own, a host that waits gains nothing."""
     trainer = Trainer(tiny_config(op_bias=(10.0, 0.0, 0.0, 0.0), price=0.03, twin_weight=1.0))
-    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
-    assert outcome.ops["WAIT"] == pytest.approx(8.0)
+    outcome = collect_round(trainer.agent, trainer.world, 0)
+    assert outcome.means()["ops"]["WAIT"] == pytest.approx(8.0)
     assert not outcome.returns.any()
     reward = RewardConfig(gamma=1.0, scale=10.0)  # without the cost of holding, which is no part of the objective
     busy = Trainer(tiny_config(op_bias=(-5.0, 0.0, 0.0, 0.0), price=0.03, episode_length=12, reward=reward))
-    outcome = collect_round(busy.agent, busy.normalizer, busy.world, 0)
+    outcome = collect_round(busy.agent, busy.world, 0)
     scale = busy.config.reward.scale
-    assert float(outcome.returns.mean()) / scale == pytest.approx(outcome.gain[TINY], abs=1e-5)
-    assert outcome.gain[TINY] != 0.0
+    assert float(outcome.returns.mean()) / scale == pytest.approx(outcome.means()["gain"][TINY], abs=1e-5)
+    assert outcome.means()["gain"][TINY] != 0.0
 
 
 def test_twins_are_trained_once_for_the_same_seeds() -> None:
@@ -248,10 +249,8 @@ def test_twins_are_trained_once_for_the_same_seeds() -> None:
     played = []
     for round_index in range(4):
         before = len(steps)
-        outcome = collect_round(
-            trainer.agent, trainer.normalizer, trainer.world, round_index, lambda: steps.append(None)
-        )
-        played.append((len(steps) - before, outcome.objective[TINY] - outcome.gain[TINY]))
+        outcome = collect_round(trainer.agent, trainer.world, round_index, lambda: steps.append(None))
+        played.append((len(steps) - before, outcome.means()["objective"][TINY] - outcome.means()["gain"][TINY]))
     assert [count for count, _ in played] == [16, 16, 8, 8]
     assert played[0][1] == pytest.approx(played[2][1])
     assert played[1][1] == pytest.approx(played[3][1])
@@ -260,8 +259,8 @@ def test_twins_are_trained_once_for_the_same_seeds() -> None:
 
 def test_without_twins_the_rewards_are_those_of_the_host() -> None:
     trainer = Trainer(tiny_config(twins=False, price=0.03))
-    outcome = collect_round(trainer.agent, trainer.normalizer, trainer.world, 0)
-    assert outcome.gain[TINY] != outcome.gain[TINY]  # unknown
+    outcome = collect_round(trainer.agent, trainer.world, 0)
+    assert outcome.means()["gain"][TINY] != outcome.means()["gain"][TINY]  # unknown
     assert float(outcome.returns.mean()) > 0
 
 
@@ -274,4 +273,4 @@ def test_hosts_in_workers_give_the_same_run(tmp_path: Path) -> None:
 
 def test_the_executor_is_settled_once_for_the_whole_run(tmp_path: Path) -> None:
     esper.train(tiny_config(executor="auto", rounds=1), tmp_path / "run")
-    assert RunFolder(tmp_path / "run").stored_config().executor in ("loop", "stacked")
+    assert RunFolder(tmp_path / "run").stored_config().world.executor in ("loop", "stacked")

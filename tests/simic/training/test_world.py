@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import esper
+from esper.simic.config import FIRST_LESSON
 from esper.simic.training import GrowthWorld
-from esper.simic.training.config_checks import FIRST_LESSON
 from esper.simic.training.recipe import EnvRecipe
+from esper.simic.training.setup import episode_settings
 from esper.simic.training.trainer import FIRST_VALIDATION_SEED
 from esper.tolaria import WorkerPool
 from esper.tolaria.workers import Command
@@ -23,7 +24,7 @@ def world_that_loses_a_worker(fates: Fates, twin_weight: float) -> GrowthWorld:
     """Hosts 0 and 1 are in the worker that `fates` can end."""
     config = tiny_config(twin_weight=twin_weight)
     world = GrowthWorld(config)
-    recipe = EnvRecipe(TINY, config.episode_settings(), config.seed, "loop", config.reward)
+    recipe = EnvRecipe(TINY, episode_settings(config.world), config.seed, "loop", config.reward)
     world._envs = [WorkerPool(recipe, HOSTS, 2, start=fates.start)]
     return world
 

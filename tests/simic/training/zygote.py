@@ -94,7 +94,7 @@ def serve() -> None:
 
     import esper.api  # noqa: F401  # everything that a command would import
     from esper.cli import main
-    from esper.tolaria import find_task
+    from esper.tasks import find_task
     from tests.worlds import TINY
 
     torch.set_num_threads(1)

@@ -11,7 +11,8 @@ from torch import Tensor
 from esper.kasmina import NOT_MEASURED, SlotTable, find_blueprint
 from esper.leyline import NUM_BLENDS, Blend, InputError, Op, Stage
 from esper.tamiyo import Random
-from esper.tolaria import EpisodeSettings, OptimizerSettings, Population, Task
+from esper.tasks import OptimizerSettings, Task
+from esper.tolaria import EpisodeSettings, Population
 from esper.tolaria.executors import choice
 from tests.worlds import HOST_SETTINGS, host_task, tiny_task
 

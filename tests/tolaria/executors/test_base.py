@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper.tolaria import Population, Split, Splits
+from esper.tasks import Split, Splits
+from esper.tolaria import Population
 from esper.tolaria.executors.base import losses_and_accuracies
 from tests.tolaria.test_governor import WAIT, poison
 from tests.worlds import tiny_task

@@ -13,15 +13,8 @@ from torch import Tensor
 from esper.kasmina import UNLIMITED, SlotTable, act, begin_epoch, plant_fossils
 from esper.leyline import InputError, Op
 from esper.tamiyo import Random
-from esper.tolaria import (
-    ComputeSettings,
-    EpisodeSettings,
-    LoopExecutor,
-    OptimizerSettings,
-    Population,
-    StackedExecutor,
-    compute,
-)
+from esper.tasks import OptimizerSettings
+from esper.tolaria import ComputeSettings, EpisodeSettings, LoopExecutor, Population, StackedExecutor, compute
 from esper.tolaria.executors import DeviceExecutor
 from esper.tolaria.executors.devices import SideStream
 from tests.second_device import SECOND

@@ -1,14 +1,16 @@
-"""What growth may cost at most, and the actions that are left under it."""
+"""What growth may cost at most, the actions that are left under it, and what keeping seeds costs in units of score."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina import UNLIMITED, ActionMasks, Catalogue, SlotTable, action_masks
-from esper.leyline import InputError, Op
+from esper.kasmina.flops import flops_per_sample
+from esper.leyline import InputError, Op, rent
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,6 @@ class Budget:
                 raise InputError(f"Budget.{spec.name} must be a {amount} of 0 or more; got {value!r}")
 
     def of(self, host_params: int) -> "Limits":
-        """The limits for a model of this size."""
         by_ratio = UNLIMITED if self.ratio is None else min(math.floor(self.ratio * host_params), UNLIMITED)
         params = min(UNLIMITED if self.params is None else self.params, by_ratio)
         return Limits(params, UNLIMITED if self.flops is None else self.flops)
@@ -70,3 +71,45 @@ class Limits:
         ]
         shares = [int(added()[0]) / limit if limit else 1.0 for limit, added in amounts if limit != UNLIMITED]
         return max(shares, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """A price for parameters, one for FLOPs if that is asked for, and the size of the model that they relate to."""
+
+    host_params: int
+    price: Tensor
+    """`[1]`"""
+    host_flops: int
+    """For one sample; 1, which nothing reads, where FLOPs have no price."""
+    flop_price: float
+
+    @classmethod
+    def of(cls, host: nn.Module, example: Any, price: float, flop_price: float) -> Self:
+        """For this model; its FLOPs are counted only if they have a price."""
+        params = sum(parameter.numel() for parameter in host.parameters())
+        paid = torch.tensor([_checked(price, "price")])
+        flops = _counted(host, example) if _checked(flop_price, "flop_price") else 1
+        return cls(params, paid, flops, float(flop_price))
+
+    def owed(self, table: SlotTable, catalogue: Catalogue) -> Tensor:
+        """`[S]`: what keeping the seed in each slot costs."""
+        flops = catalogue.planted_flops(table)
+        return rent(table.params, self.host_params, self.price, flops, self.host_flops, self.flop_price)[0]
+
+
+def _checked(price: float, name: str) -> float:
+    if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
+        raise InputError(f"{name} must be a number of 0 or more; got {price!r}")
+    return float(price)
+
+
+def _counted(host: nn.Module, example: Any) -> int:
+    remedy = "leave out flop_price to charge for parameters alone"
+    try:
+        counted = flops_per_sample(host, example)
+    except InputError as error:
+        raise InputError(f"{error}; {remedy}") from error
+    if not counted:
+        raise InputError(f"the model does nothing with the example that could be counted as FLOPs; {remedy}")
+    return counted

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from esper.api.growing.ranks import mean_over_ranks
 from esper.api.growing.scale import Scale
 from esper.kasmina import NOT_MEASURED, GraftedModel
-from esper.kasmina.modes import eval_mode
+from esper.kasmina.modes import evaluating
 from esper.kasmina.random_state import keeping_random_state, random_state
 from esper.kasmina.slot import SlotMode
 from esper.leyline import InputError
@@ -97,7 +97,7 @@ class Evaluator:
 
     def _ask(self) -> float:
         """What `evaluate` returns now, asked in eval mode each time, because it may end with `model.train()`."""
-        with eval_mode(*self._networks):
+        with evaluating(*self._networks):
             value = number(self._call(), _RETURNED)
         if math.isfinite(value):
             self.scale.check(value)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from esper.kasmina import Folded, GraftedModel, SlotTable, arguments_for, emit_source, fold
-from esper.kasmina.modes import eval_mode
-from esper.leyline import InputError, write_atomically
+from esper.kasmina.modes import evaluating
+from esper.leyline import InputError, first_line, write_atomically
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -79,7 +79,7 @@ _WRITERS = {".pt2": _write_program, ".onnx": _write_onnx, ".py": _write_code}
 def _program(network: nn.Module, example: Any) -> ExportedProgram:
     """The network in evaluation mode, for batches of any size if the model allows that."""
     args, kwargs = arguments_for(network, example)
-    with eval_mode(network):
+    with evaluating(network):
         try:
             return torch.export.export(network, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
         except Exception as error:
@@ -95,11 +95,6 @@ def _fixed_program(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
             f"torch.export cannot make a program of this model: {first_line(error)}. The plain module that export "
             "returns, and code with weights (a name that ends in .py), do not need one"
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, as far as it fits into a sentence."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _free_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -27,27 +27,22 @@ class GoodEpoch:
 
     @classmethod
     def of(cls, grafted: GraftedModel, schedulers: Sequence[LRScheduler]) -> Self:
-        """Both as they are now."""
         return cls(take_snapshot(grafted), [copy.deepcopy(scheduler.state_dict()) for scheduler in schedulers])
 
     def restore(self, grafted: GraftedModel, schedulers: Sequence[LRScheduler]) -> None:
-        """Return both to what they were."""
         restore_snapshot(grafted, self.snapshot)
         for scheduler, saved in zip(schedulers, self.schedulers, strict=True):
             scheduler.load_state_dict(copy.deepcopy(saved))
 
     def state_dict(self) -> dict[str, Any]:
-        """As tensors in plain containers."""
         return {"snapshot": self.snapshot.state_dict(), "schedulers": self.schedulers}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], num_slots: int) -> Self:
-        """The inverse of `state_dict`; what is no snapshot is refused."""
         return cls(Snapshot.from_state_dict(state["snapshot"], num_slots), state["schedulers"])
 
 
 def write_growth(state: dict[str, Any], path: Path) -> None:
-    """Write `state` to `path`, all or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, pack_state({"kind": _KIND, "format": FORMAT, **state}))
 

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.api.growing.account import Account, tell_site
-from esper.api.growing.budget import Budget
+from esper.api.growing.budget import Budget, Pricing
 from esper.api.growing.closing import Verdict, judge, settled
-from esper.api.growing.decision import Decision, tell_moves
+from esper.api.growing.decision import Account, Decision, tell_moves, tell_site
 from esper.api.growing.evaluation import Evaluator, Reading, number
-from esper.api.growing.exporting import check_target, export, first_line
+from esper.api.growing.exporting import check_target, export
 from esper.api.growing.files import GoodEpoch, check_growth, read_growth, write_growth
 from esper.api.growing.guard import Guard
 from esper.api.growing.lookout import Lookout
-from esper.api.growing.pricing import Pricing
 from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
 from esper.api.growing.scale import Measure, make_scale
 from esper.api.growing.seed_rate import SeedRate, checked_seed_lr_scale
@@ -29,34 +27,20 @@ from esper.api.growing.setup import (
     checked_controller,
     chosen_sites,
     common_seed,
-    graft_slots,
     is_rule,
     limits_of,
-    make_reporter,
     may_plant,
     number_of_steps,
     to_measure,
+    unwrapped,
 )
 from esper.api.growing.watch import OptimizerWatch, Watched
-from esper.api.growing.wrappers import unwrapped
-from esper.kasmina import (
-    Sources,
-    catalogue_names,
-    check_actions,
-    next_alpha,
-    stage_changes,
-)
-from esper.leyline import (
-    DEFAULT_EPISODE_LENGTH,
-    DEFAULT_PRICE,
-    InputError,
-    Op,
-    Stage,
-    TrainingFailedError,
-)
+from esper.kasmina import Sources, catalogue_names, check_actions, graft, next_alpha, stage_changes
+from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_PRICE, InputError, Op, Stage, TrainingFailedError, first_line
 from esper.nissa import Hub
 from esper.tamiyo import Controller
 from esper.tolaria import SignalTable, Situation, TrackerSettings, track
+from esper.tolaria.reporting import EpisodeReporter
 
 MAX_FAILURES = 3
 """Epochs in a row that may fail and be undone; the last one raises."""
@@ -125,7 +109,16 @@ class Grower:
         self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
         self._seed = common_seed(seed, self._device)
         where = chosen_sites(host, at, example, self._controller)
-        self.grafted = graft_slots(host, where, example, optimizer, self._limits, self._seed, sources)
+        self.grafted = graft(
+            host,
+            where,
+            example,
+            optimizer=optimizer,
+            budget=self._limits.params,
+            generator=torch.Generator().manual_seed(self._seed),
+            seed_groups="joined",
+            sources=sources,
+        )
         """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
         self._account = Account(self.grafted, self._pricing, self._limits)
         self._may_plant = may_plant(self._controller, self._limits, self.grafted)
@@ -135,7 +128,7 @@ class Grower:
         self._watch = OptimizerWatch(optimizer, self.grafted)
         self._seed_rate = SeedRate(optimizer, self.grafted, rate)
         self._evaluator = Evaluator(evaluate, self.grafted, model, scale, self._device)
-        self._reporter = make_reporter(hub, self.grafted, self._pricing.host_params)
+        self._reporter = EpisodeReporter(hub or Hub(), self.grafted.sites, self._pricing.host_params)
         self.history: list[Decision] = []
         """Every decision since this grower was made or loaded."""
         self._begin()
@@ -299,7 +292,8 @@ class Grower:
         self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch)
         reading = self._evaluator.read()
         self.grafted.score = torch.tensor([reading.score])
-        decisions = [verdict.as_decision(self._told(verdict.op, reading)) for verdict in verdicts]
+        epoch = int(self._signals.epoch)
+        decisions = [self._account.of_verdict(epoch, verdict, reading, before) for verdict in verdicts]
         self.history += decisions
         self._good = self._present()
         return decisions
@@ -329,8 +323,9 @@ class Grower:
         check_target(target, overwrite)
         verdicts = self._judge_trials()
         if verdicts:
+            told = "; ".join(map(self._account.tell_verdict, verdicts))
             warnings.warn(
-                f"decided for this export, because still on trial: {'; '.join(map(str, verdicts))}. "
+                f"decided for this export, because still on trial: {told}. "
                 "Call grower.finish() after the last step to decide this in the model itself",
                 stacklevel=2,
             )

@@ -83,7 +83,6 @@ class Guard:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers."""
         return {
             "series": {name: series.state_dict() for name, series in self._series.items()},
             "failures": self.failures,
@@ -91,7 +90,6 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember it again."""
         for name, series in self._series.items():
             series.load_state_dict(state["series"][name])
         self.failures = state["failures"]
@@ -116,17 +114,14 @@ class _Losses:
         return max(_RULE.explosion_factor * median, self._guess_factor * self._first)
 
     def append(self, loss: float) -> None:
-        """A good epoch had this loss."""
         self._first = self._first or loss
         self._signed |= loss < 0
         self._recent = [*self._recent, loss][-_RULE.history :]
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers."""
         return {"first": self._first, "recent": list(self._recent), "signed": self._signed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember it again."""
         self._first = None if state["first"] is None else float(state["first"])
         self._recent, self._signed = [float(loss) for loss in state["recent"]], bool(state["signed"])
 

@@ -34,14 +34,12 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # an optional pack
 
     @property
     def grower(self) -> Grower:
-        """The grower, from the start of training on."""
         if self._grower is None:
             raise InputError("growth begins when trainer.train does; there is no grower before")
         return self._grower
 
     @property
     def decisions(self) -> list[Decision]:
-        """What it did, epoch by epoch."""
         return self.grower.history
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -57,13 +55,11 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]  # an optional pack
             self._grower.load(Path(str(folder)) / GROWTH_FILE)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """One step of growth; its numbers join the trainer's log."""
         decision = self.grower.step()
         numbers = {"growth_score": decision.score, "growth_added_params": decision.added_params}
         state.log_history.append({"epoch": state.epoch, "step": state.global_step, **numbers, "growth": str(decision)})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Write the growth beside the checkpoint."""
         if state.is_world_process_zero:
             self.grower.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / GROWTH_FILE)
 

@@ -28,14 +28,12 @@ class GrowthCallback(Callback):  # type: ignore[misc]  # an optional package, no
 
     @property
     def grower(self) -> Grower:
-        """The grower, from the start of the fit on."""
         if self._grower is None:
             raise InputError("growth begins when trainer.fit does; there is no grower before")
         return self._grower
 
     @property
     def decisions(self) -> list[Decision]:
-        """What it did, epoch by epoch."""
         return self.grower.history
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
@@ -62,13 +60,11 @@ class GrowthCallback(Callback):  # type: ignore[misc]  # an optional package, no
             self._saved = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """One step of growth; its numbers are logged."""
         decision = self.grower.step()
         numbers = {"growth/score": decision.score, "growth/added_params": float(decision.added_params)}
         pl_module.log_dict(numbers, rank_zero_only=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The growth, for the trainer's checkpoint."""
         return {} if self._grower is None else self._grower.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from esper.kasmina import GraftedModel
 
 
 def several() -> bool:
-    """Whether this process is one of several."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -25,7 +24,6 @@ def mean_over_ranks(values: Tensor, device: torch.device) -> Tensor:
 
 
 def of_first_rank(values: Tensor, device: torch.device) -> Tensor:
-    """What the first process has."""
     if not several():
         return values
     moved = values.to(device, copy=True)
@@ -34,7 +32,6 @@ def of_first_rank(values: Tensor, device: torch.device) -> Tensor:
 
 
 def anywhere(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set in any process."""
     return bool(mean_over_ranks(torch.tensor([float(flag)]), device) > 0)
 
 

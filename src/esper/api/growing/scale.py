@@ -29,7 +29,6 @@ _ANY_METRIC = "higher_is_better=True or False is for metrics that may take any v
 
 
 def make_scale(measure: Measure | None, higher_is_better: bool | None) -> "Scale":
-    """The scale of what `evaluate` was said to return."""
     if higher_is_better is None:
         if measure is not None and measure not in get_args(Measure):
             raise unknown_name("measure", measure, get_args(Measure))
@@ -69,7 +68,6 @@ class Scale:
         """Remember the value of a good epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -93,31 +91,25 @@ class MetricScale(Scale):
         """Sum of all gains since the first good epoch."""
 
     def check(self, value: float) -> None:
-        """Any number is fine."""
+        pass  # any number is fine
 
     def begin(self, value: float) -> None:
-        """Start with the value of the untrained network."""
         self._values = [value]
 
     def score(self, value: float) -> float:
-        """How far training has come since its first epoch."""
         return 1 - math.exp(-max(self._progress_at(value), -math.log(1 - _WORST_SCORE)))
 
     def gain(self, value: float, without: float) -> float:
-        """What a seed brings, cut at ±1."""
         return _cut(self._difference(value, without))
 
     def keep(self, value: float) -> None:
-        """Remember the value of a good epoch."""
         self._progress = self._progress_at(value)
         self._values.append(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers."""
         return {"values": list(self._values), "progress": self._progress}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember it again."""
         self._values, self._progress = [float(value) for value in state["values"]], float(state["progress"])
 
     def _progress_at(self, value: float) -> float:
@@ -125,7 +117,6 @@ class MetricScale(Scale):
         return self._progress + self._difference(value, self._values[-1]) if started else 0.0
 
     def _difference(self, value: float, other: float) -> float:
-        """How much better the present `value` is than `other`."""
         values = [self._sign * one for one in (*self._values, value)]
         way = max(values) - statistics.quantiles(values, n=4, method="inclusive")[0]
         difference = self._sign * (value - other)
@@ -141,7 +132,6 @@ class LossScale(MetricScale):
         self.kind = "loss"
 
     def begin(self, value: float) -> None:
-        """Start with the loss of the untrained network."""
         if value <= 0:
             raise InputError(
                 f"evaluate returned a loss of {value:g}; with measure='loss' it has to start above 0. {_ANY_METRIC}"

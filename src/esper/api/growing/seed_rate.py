@@ -81,7 +81,6 @@ class SeedRate:
 
 
 def checked_seed_lr_scale(scale: float) -> float:
-    """A factor on a learning rate: a finite number above 0."""
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
         raise InputError(f"seed_lr_scale must be a finite number above 0; got {scale!r}")
     return float(scale)

@@ -5,19 +5,44 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.api.growing.budget import Budget, Limits
 from esper.api.growing.ranks import of_first_rank
-from esper.kasmina import UNLIMITED, GraftedModel, SlotTable, Sources, graft, propose_sites
+from esper.kasmina import UNLIMITED, GraftedModel, SlotTable, check_initialised, propose_sites
 from esper.kasmina.probe import Where
-from esper.leyline import EPOCHS_TO_DECIDE, InputError, Stage
-from esper.nissa import Hub
+from esper.kasmina.torch_private import is_compiled
+from esper.leyline import EPOCHS_TO_DECIDE, InputError
 from esper.tamiyo import Controller, Heuristic, Never, Random, Schedule, controller_names, make_controller
-from esper.tolaria.reporting import EpisodeReporter
 
 _RULES = (Heuristic, Never, Random, Schedule)
 """Controllers that look at what seeds on trial bring, and not at what those bring that are kept for good."""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module whose submodules get slots; a wrapper that would not see them is refused."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    if isinstance(model, DistributedDataParallel):
+        return unwrapped(model.module)
+    if isinstance(model, DataParallel):
+        raise InputError(
+            "DataParallel copies the model to every device without its seeds; pass the model itself, "
+            "or wrap it in DistributedDataParallel"
+        )
+    if is_compiled(model):
+        raise InputError(
+            "this model was compiled before it was grown and would not see its seeds; pass the model itself, "
+            "then train torch.compile(grower.model)"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("a scripted model has a fixed graph and cannot grow; pass the module it was made from")
+    if isinstance(model, GraftedModel):
+        raise InputError("this model carries slots already; pass the model that was given to graft")
+    check_initialised(model)
+    if type(model).__name__ in ("FullyShardedDataParallel", "DeepSpeedEngine"):
+        raise InputError(f"{type(model).__name__} shards parameters and cannot take new ones; pass the model itself")
+    return model
 
 
 def checked_controller(controller: str | Controller) -> Controller:
@@ -71,9 +96,7 @@ def is_rule(controller: Controller) -> bool:
 
 def to_measure(controller: Controller, table: SlotTable) -> Tensor:
     """`[1, S]` bool: the seeds whose contribution the controller may go by; each costs an evaluation."""
-    if is_rule(controller):
-        return table.blended & (table.stage != Stage.FOSSILIZED)
-    return table.blended
+    return table.blended & table.on_trial if is_rule(controller) else table.blended
 
 
 def may_plant(controller: Controller, limits: Limits, grafted: GraftedModel) -> bool:
@@ -118,30 +141,3 @@ def chosen_sites(host: nn.Module, at: Where | str, example: Any, controller: Con
     if wanted is not None and len(at) != wanted:
         raise InputError(f"this controller was trained for {wanted} slots; here are {len(at)}: {', '.join(at)}")
     return at
-
-
-def graft_slots(
-    host: nn.Module,
-    at: Where,
-    example: Any,
-    optimizer: Optimizer,
-    limits: Limits,
-    seed: int,
-    sources: Sources | None,
-) -> GraftedModel:
-    """`host` with slots whose seeds join the parameter groups of their neighbours."""
-    return graft(
-        host,
-        at,
-        example,
-        optimizer=optimizer,
-        budget=limits.params,
-        generator=torch.Generator().manual_seed(seed),
-        seed_groups="joined",
-        sources=sources,
-    )
-
-
-def make_reporter(hub: Hub | None, grafted: GraftedModel, host_params: int) -> EpisodeReporter:
-    """Who tells the hub, if there is one, what happens."""
-    return EpisodeReporter(hub or Hub(), grafted.sites, host_params)

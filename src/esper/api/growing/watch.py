@@ -25,7 +25,6 @@ _UNMEASURED_EPOCH = 100_000
 class Watched:
     """What an epoch of training showed."""
 
-    steps: int
     seed_gradients: Tensor
     """`[1, S]`: mean gradient norm of each seed over the optimiser steps that were measured, 0 without a seed."""
     host_gradient: Tensor
@@ -112,7 +111,7 @@ class OptimizerWatch:
         """What was seen since the last reading; counting starts anew."""
         sums, counts, host = self._seen()
         means = torch.where(counts > 0, sums / counts.clamp(min=1), 0.0)
-        watched = Watched(self.steps, means[None], host)
+        watched = Watched(means[None], host)
         self._epoch_steps, self._warned = self.steps, False
         self._forget()
         return watched
@@ -123,12 +122,10 @@ class OptimizerWatch:
         return sums, torch.tensor(self._counts, dtype=torch.float32), self._host.to("cpu", torch.float32, copy=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen so far."""
         tensors = dict(zip(("sums", "counts", "host"), self._seen(), strict=True))
         return {"steps": self.steps, "epoch_steps": self._epoch_steps, **tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from it."""
         self.steps, self._epoch_steps = state["steps"], state["epoch_steps"]
         sums, counts, self._host = (state[name].clone() for name in ("sums", "counts", "host"))
         self._sums, self._counts = list(sums.unbind()), [int(count) for count in counts.tolist()]

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.api.environment import make_env
-from esper.api.gym.actions import ActionCoding
-from esper.api.gym.observations import Info, end_info, mask_info, observation_space
-from esper.tolaria import Task
+from esper.api.gym.spaces import ActionCoding, Info, end_info, mask_info, observation_space
+from esper.tasks import Task
 
 Action = NDArray[np.int64] | np.int64
 Observation = NDArray[np.float32]
@@ -76,7 +75,6 @@ class GrowthGymEnv(gymnasium.Env[Observation, Action]):
         return mask
 
     def close(self) -> None:
-        """Give back what the host takes."""
         self._env.close()
 
 

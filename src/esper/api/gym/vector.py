@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.api.environment import make_env
-from esper.api.gym.actions import ActionCoding
-from esper.api.gym.observations import Info, end_info, mask_info, observation_space
-from esper.tolaria import Environment, Step, Task
+from esper.api.gym.spaces import ActionCoding, Info, end_info, mask_info, observation_space
+from esper.tasks import Task
+from esper.tolaria import Environment, Step
 
 Actions = NDArray[np.int64]
 Observations = NDArray[np.float32]
@@ -93,7 +93,6 @@ class GrowthVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return self._coding.learner_mask(self._masks)
 
     def close_extras(self) -> None:
-        """Give back what the hosts take."""
         self._env.close()
 
 

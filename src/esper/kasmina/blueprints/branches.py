@@ -5,7 +5,7 @@ gradient is not, so everything in front of it learns from the second step on.
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,12 +22,18 @@ _MAX_STRIDE = 4
 
 
 class Branch(nn.Module):
-    """What all branches share: how wide they are, and how they are born."""
+    """Two layers that share the stride between source and site: convolutions, or linear ones at every position."""
 
     reads: ClassVar[Reach]
     share: ClassVar[float]
-    first: nn.Module
-    second: nn.Module
+
+    def __init__(self, site: SiteShape) -> None:
+        super().__init__()
+        source = site.source(self.reads)
+        assert source is not None, "the registry builds branches only where there is a source"
+        self.first, self.second = (_linear if site.family is Family.FEATURES else _convolutions)(
+            source, site, self.share
+        )
 
     def forward(self, source: Tensor) -> Tensor:
         """What is added to the site; feature maps may differ from it by a rest of their positions."""
@@ -39,32 +45,28 @@ class Branch(nn.Module):
         for parameter in self.second.parameters():
             nn.init.zeros_(parameter)
 
-    def source(self, site: SiteShape) -> SiteShape:
-        """The shape of what is read."""
-        source = site.source(self.reads)
-        assert source is not None, "the registry builds branches only where there is a source"
-        return source
 
-    def hidden(self, site: SiteShape, per_unit: int) -> int:
-        """How many hidden units cost its share, each having `per_unit` parameters; one at least."""
-        return max(1, round((self.share * site.around - site.width) / per_unit))
+def _hidden(site: SiteShape, share: float, per_unit: int) -> int:
+    """How many hidden units cost this share, each having `per_unit` parameters; one at least."""
+    return max(1, round((share * site.around - site.width) / per_unit))
 
 
-class ConvBranch(Branch):
-    """Two convolutions that share the stride between source and site."""
+def _linear(source: SiteShape, site: SiteShape, share: float) -> tuple[nn.Module, nn.Module]:
+    hidden = _hidden(site, share, source.width + 1 + site.width)
+    return nn.Linear(source.width, hidden), nn.Linear(hidden, site.width)
 
-    def __init__(self, site: SiteShape) -> None:
-        super().__init__()
-        source = self.source(site)
-        strides = [_shared_stride(a, b, site.family) for a, b in zip(source.extent, site.extent, strict=True)]
-        first_stride, second_stride = (tuple(stride[layer] for stride in strides) for layer in range(2))
-        first_kernel = tuple(max(_KERNEL[site.family], _odd(stride)) for stride in first_stride)
-        second_kernel = tuple(max(3, _odd(stride)) for stride in second_stride)
-        taps, later_taps = math.prod(first_kernel), math.prod(second_kernel)
-        hidden = self.hidden(site, source.width * taps + 1 + site.width * later_taps)
-        conv = nn.Conv1d if site.family is Family.CONV1D else nn.Conv2d
-        self.first = conv(source.width, hidden, first_kernel, first_stride, _same(first_kernel))  # type: ignore[arg-type]
-        self.second = conv(hidden, site.width, second_kernel, second_stride, _same(second_kernel))  # type: ignore[arg-type]
+
+def _convolutions(source: SiteShape, site: SiteShape, share: float) -> tuple[nn.Module, nn.Module]:
+    strides = [_shared_stride(a, b, site.family) for a, b in zip(source.extent, site.extent, strict=True)]
+    first_stride, second_stride = (tuple(stride[layer] for stride in strides) for layer in range(2))
+    first_kernel = tuple(max(_KERNEL[site.family], _odd(stride)) for stride in first_stride)
+    second_kernel = tuple(max(3, _odd(stride)) for stride in second_stride)
+    hidden = _hidden(site, share, source.width * math.prod(first_kernel) + 1 + site.width * math.prod(second_kernel))
+    conv: Any = nn.Conv1d if site.family is Family.CONV1D else nn.Conv2d
+    return (
+        conv(source.width, hidden, first_kernel, first_stride, _same(first_kernel)),
+        conv(hidden, site.width, second_kernel, second_stride, _same(second_kernel)),
+    )
 
 
 def _shared_stride(source: int, site: int, family: Family) -> tuple[int, int]:
@@ -88,20 +90,10 @@ def _same(kernel: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size // 2 for size in kernel)
 
 
-class FeatureBranch(Branch):
-    """One hidden layer, at every position alike."""
-
-    def __init__(self, site: SiteShape) -> None:
-        super().__init__()
-        source = self.source(site)
-        hidden = self.hidden(site, source.width + 1 + site.width)
-        self.first = nn.Linear(source.width, hidden)
-        self.second = nn.Linear(hidden, site.width)
-
-
 @blueprint(Family.CONV1D, 6, "far_narrow", "two convolutions from the earliest tensor", reads="far")
 @blueprint(Family.CONV2D, 6, "far_narrow", "two convolutions from the earliest tensor", reads="far")
-class FarNarrowConv(ConvBranch):
+@blueprint(Family.FEATURES, 6, "far_narrow", "one hidden layer from the earliest tensor", reads="far")
+class FarNarrow(Branch):
     """From far, for about a sixth of what is around."""
 
     reads, share = "far", _NARROW
@@ -109,7 +101,8 @@ class FarNarrowConv(ConvBranch):
 
 @blueprint(Family.CONV1D, 7, "far_wide", "two wide convolutions from the earliest tensor", reads="far")
 @blueprint(Family.CONV2D, 7, "far_wide", "two wide convolutions from the earliest tensor", reads="far")
-class FarWideConv(ConvBranch):
+@blueprint(Family.FEATURES, 7, "far_wide", "a wide hidden layer from the earliest tensor", reads="far")
+class FarWide(Branch):
     """From far, for about a third of what is around."""
 
     reads, share = "far", _WIDE
@@ -117,7 +110,8 @@ class FarWideConv(ConvBranch):
 
 @blueprint(Family.CONV1D, 8, "near_narrow", "two convolutions past two submodules", reads="near")
 @blueprint(Family.CONV2D, 8, "near_narrow", "two convolutions past two submodules", reads="near")
-class NearNarrowConv(ConvBranch):
+@blueprint(Family.FEATURES, 8, "near_narrow", "one hidden layer past two submodules", reads="near")
+class NearNarrow(Branch):
     """From near, for about a sixth of what is around."""
 
     reads, share = "near", _NARROW
@@ -125,35 +119,8 @@ class NearNarrowConv(ConvBranch):
 
 @blueprint(Family.CONV1D, 9, "near_wide", "two wide convolutions past two submodules", reads="near")
 @blueprint(Family.CONV2D, 9, "near_wide", "two wide convolutions past two submodules", reads="near")
-class NearWideConv(ConvBranch):
-    """From near, for about a third of what is around."""
-
-    reads, share = "near", _WIDE
-
-
-@blueprint(Family.FEATURES, 6, "far_narrow", "one hidden layer from the earliest tensor", reads="far")
-class FarNarrowFeatures(FeatureBranch):
-    """From far, for about a sixth of what is around."""
-
-    reads, share = "far", _NARROW
-
-
-@blueprint(Family.FEATURES, 7, "far_wide", "a wide hidden layer from the earliest tensor", reads="far")
-class FarWideFeatures(FeatureBranch):
-    """From far, for about a third of what is around."""
-
-    reads, share = "far", _WIDE
-
-
-@blueprint(Family.FEATURES, 8, "near_narrow", "one hidden layer past two submodules", reads="near")
-class NearNarrowFeatures(FeatureBranch):
-    """From near, for about a sixth of what is around."""
-
-    reads, share = "near", _NARROW
-
-
 @blueprint(Family.FEATURES, 9, "near_wide", "a wide hidden layer past two submodules", reads="near")
-class NearWideFeatures(FeatureBranch):
+class NearWide(Branch):
     """From near, for about a third of what is around."""
 
     reads, share = "near", _WIDE

@@ -7,7 +7,7 @@ gradient.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.parts import ScaledSeed, bottleneck, can_normalise, group_norm, output_scale, scaled
+from esper.kasmina.blueprints.parts import ScaledSeed, bottleneck, can_normalise, group_norm, output_scale
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.sites import Family, SiteShape
 
@@ -31,11 +31,9 @@ class Norm(nn.Module):
         self.norm = group_norm(site.width)
 
     def silence(self) -> None:
-        """Let `delta` start at exactly 0; the weight itself has a gradient all the same."""
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
         # An isolated seed sees a detached input, and torch's backward of GroupNorm crashes the process on
         # a channels-last tensor that needs no gradient.
         result: Tensor = self.norm(h if h.requires_grad else h.contiguous())
@@ -54,9 +52,8 @@ class ChannelAttention(ScaledSeed):
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
         weight = self.excite(F.silu(self.squeeze(h.mean((2, 3))))).sigmoid()
-        return scaled(h * weight[:, :, None, None], self.scale)
+        return self.scaled(h * weight[:, :, None, None])
 
 
 @blueprint(Family.CONV1D, 2, "depthwise", "one filter per channel, then a channel mix", fits=can_normalise)
@@ -73,8 +70,7 @@ class Depthwise(ScaledSeed):
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
-        return scaled(self.pointwise(F.silu(self.norm(self.depthwise(h)))), self.scale)
+        return self.scaled(self.pointwise(F.silu(self.norm(self.depthwise(h)))))
 
 
 @blueprint(Family.CONV1D, 3, "light", "a convolution inside a bottleneck")
@@ -92,9 +88,8 @@ class LightConv(ScaledSeed):
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
         hidden = F.silu(self.norm(self.down(h)))
-        return scaled(self.up(F.silu(self.conv(hidden))), self.scale)
+        return self.scaled(self.up(F.silu(self.conv(hidden))))
 
 
 @blueprint(Family.CONV1D, 4, "heavy", "two full convolutions", fits=can_normalise)
@@ -112,8 +107,7 @@ class HeavyConv(ScaledSeed):
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
-        return scaled(self.second(F.silu(self.norm(self.first(h)))), self.scale)
+        return self.scaled(self.second(F.silu(self.norm(self.first(h)))))
 
 
 @blueprint(
@@ -136,5 +130,4 @@ class PositionMixing(ScaledSeed):
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
-        return scaled(self.gather(F.silu(self.spread(self.norm(h)))), self.scale)
+        return self.scaled(self.gather(F.silu(self.spread(self.norm(h)))))

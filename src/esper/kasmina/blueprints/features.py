@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.parts import MIN_BOTTLENECK, ScaledSeed, bottleneck, can_normalise, output_scale, scaled
+from esper.kasmina.blueprints.parts import MIN_BOTTLENECK, ScaledSeed, bottleneck, can_normalise, output_scale
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.sites import Family, SiteShape
 
@@ -19,11 +19,9 @@ class FeatureNorm(nn.Module):
         self.norm = nn.LayerNorm(site.width)
 
     def silence(self) -> None:
-        """Let `delta` start at exactly 0; the weight itself has a gradient all the same."""
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
         result: Tensor = self.norm(h)
         return result
 
@@ -40,8 +38,7 @@ class LowRank(ScaledSeed):
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
-        return scaled(self.up(self.down(h)), self.scale)
+        return self.scaled(self.up(self.down(h)))
 
 
 @blueprint(Family.FEATURES, 3, "gated", "a gated unit of half the width", fits=can_normalise)
@@ -57,9 +54,8 @@ class Gated(ScaledSeed):
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
         value, gate = self.value_and_gate(self.norm(h)).chunk(2, -1)
-        return scaled(self.out(value * F.silu(gate)), self.scale)
+        return self.scaled(self.out(value * F.silu(gate)))
 
 
 @blueprint(Family.FEATURES, 4, "mlp", "two layers of twice the width", fits=can_normalise)
@@ -74,8 +70,7 @@ class MLP(ScaledSeed):
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h`."""
-        return scaled(self.out(F.silu(self.hidden(self.norm(h)))), self.scale)
+        return self.scaled(self.out(F.silu(self.hidden(self.norm(h)))))
 
 
 def _num_heads(width: int) -> int:
@@ -106,8 +101,7 @@ class CausalAttention(ScaledSeed):
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The residual for `h [N, T, D]`."""
         heads = self.query_key_value(self.norm(h)).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return scaled(self.out(mixed.transpose(1, 2).flatten(2)), self.scale)
+        return self.scaled(self.out(mixed.transpose(1, 2).flatten(2)))

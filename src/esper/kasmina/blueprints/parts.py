@@ -22,16 +22,14 @@ class ScaledSeed(nn.Module):
         """
         nn.init.zeros_(self.scale)
 
+    def scaled(self, delta: Tensor) -> Tensor:
+        return self.scale * delta
+
 
 def output_scale(site: SiteShape) -> nn.Parameter:
     """A per-channel factor, 1 at first, that a seed multiplies its output with."""
     trailing = 0 if site.family is Family.FEATURES else len(site.extent)
     return nn.Parameter(torch.ones(site.width, *[1] * trailing))
-
-
-def scaled(delta: Tensor, scale: Tensor) -> Tensor:
-    """`delta` times the output scale."""
-    return scale * delta
 
 
 def bottleneck(width: int, divisor: int) -> int:

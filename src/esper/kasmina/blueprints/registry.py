@@ -1,8 +1,12 @@
-"""The registry of blueprints: one decorator, ids without gaps in each family, prices measured and not declared."""
+"""The registry of blueprints: one decorator, ids without gaps in each family, prices measured and not declared.
 
-from collections.abc import Callable
+Files store the names of the catalogue that they were made with, so that ids never mean something else unnoticed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from typing import TypeVar
 
 import torch
@@ -10,7 +14,10 @@ from torch import nn
 
 from esper.kasmina.flops import count_flops
 from esper.kasmina.sites import Family, Reach, SiteShape
-from esper.leyline import InputError, unknown_name
+from esper.leyline import DamagedFileError, InputError, OtherCatalogueError, unknown_name
+
+_MOST_SHOWN = 3
+"""Differences between catalogues that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,6 @@ class Blueprint:
     """The source that its seeds connect with the site; None for kinds that refine the tensor at the site itself."""
 
     def input_shape(self, site: SiteShape) -> SiteShape:
-        """The shape of what a seed at `site` is given."""
         source = None if self.reads is None else site.source(self.reads)
         return site if source is None else source
 
@@ -129,8 +135,49 @@ def num_blueprints() -> int:
 
 
 def find_blueprint(family: Family, name_or_id: str | int) -> Blueprint:
-    """The blueprint of `family` with this name or id."""
     for entry in blueprints_of(family):
         if name_or_id in (entry.name, entry.id):
             return entry
     raise unknown_name(f"{family} blueprint", name_or_id, (entry.name for entry in blueprints_of(family)))
+
+
+def catalogue_names(families: Iterable[Family] = Family) -> dict[str, list[str]]:
+    """By family, the names of its kinds in the order of their ids, in built-in types."""
+    return {family.value: [entry.name for entry in blueprints_of(family)] for family in sorted(set(families))}
+
+
+def check_catalogue(stored: object, present: Mapping[str, list[str]], whose: str, otherwise: str) -> None:
+    """Refuse what was made with another catalogue than `present`; both as `catalogue_names` gives them.
+
+    `whose` catalogue it is begins the sentence, and what helps `otherwise` ends it.
+    """
+    if stored is None:
+        raise OtherCatalogueError(
+            f"{whose} was written by an older version and does not say with which blueprints it was made; {otherwise}"
+        )
+    if not isinstance(stored, Mapping) or not all(_are_names(names) for names in stored.values()):
+        raise DamagedFileError(
+            f"{whose} holds a catalogue that does not list names of blueprints by family; {otherwise}"
+        )
+    families = {**present, **stored}
+    differences = [
+        _difference(str(family), place, there, here)
+        for family in families
+        for place, (there, here) in enumerate(zip_longest(stored.get(family, ()), present.get(family, ())), start=1)
+        if there != here
+    ]
+    if differences:
+        more = f" and {len(differences) - _MOST_SHOWN} more" if len(differences) > _MOST_SHOWN else ""
+        raise OtherCatalogueError(
+            f"{whose} was made with another catalogue of blueprints ({', '.join(differences[:_MOST_SHOWN])}{more}); "
+            f"register the same names under the same ids before it is loaded, or {otherwise}"
+        )
+
+
+def _are_names(names: object) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) for name in names)
+
+
+def _difference(family: str, place: int, there: str | None, here: str | None) -> str:
+    was, now = ("nothing" if name is None else repr(name) for name in (there, here))
+    return f"{family} {place} was {was}, here it is {now}"

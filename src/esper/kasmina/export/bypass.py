@@ -90,7 +90,6 @@ class Bypassed(nn.Module):
         self.add(spans)
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Lead more branches around these layers."""
         for span in spans:
             self.branches.append(span.seed)
             self.starts.append(span.start)
@@ -98,7 +97,6 @@ class Bypassed(nn.Module):
             self.copies.append(span.changed)
 
     def forward(self, h: Tensor) -> Tensor:
-        """What the layers make of `h`, with every branch added where it ends."""
         read: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             for number, start in enumerate(self.starts):
@@ -187,11 +185,9 @@ class Wire:
         return Wire, ()
 
     def begin(self) -> None:
-        """A pass begins."""
         self._passes[_pass_id()] = True
 
     def put(self, tensor: Tensor) -> None:
-        """Hold a tensor until it is taken."""
         self._held[_pass_id()] = tensor
 
     def take(self) -> Tensor | None:
@@ -218,7 +214,7 @@ def _pass_id() -> int:
     return _COMPILED if torch.compiler.is_compiling() else threading.get_ident()
 
 
-class Tap:
+class Sender:
     """Puts an argument of a module, or what it returns, on a wire."""
 
     def __init__(self, wire: Wire, source: Source, module: nn.Module) -> None:
@@ -228,12 +224,10 @@ class Tap:
         self.argument = Argument.of(module, source.argument)
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """To be told what the module was called with."""
         if not self.output:
             self._put(self.argument.among(args, kwargs))
 
     def see_output(self, output: Any) -> None:
-        """To be told what it returns."""
         if self.output:
             self._put(output)
 
@@ -250,7 +244,6 @@ class Wired(nn.Module):
         self.wire = wire
 
     def forward(self, h: Tensor) -> Tensor:
-        """What is to be added to `h`."""
         source = self.wire.take()
         return torch.zeros_like(h) if source is None else branch_output(self.seed, source, h)
 
@@ -258,7 +251,7 @@ class Wired(nn.Module):
 def _insert_wired(model: nn.Module, bypass: Bypass) -> None:
     wire = Wire()
     giver = make_grown(model.get_submodule(bypass.source.path))
-    giver.grown_taps += (Tap(wire, bypass.source, giver),)
+    giver.grown_senders += (Sender(wire, bypass.source, giver),)
     insert_seed(model, bypass.path, Wired(bypass.seed, wire))
     enclosing = make_grown(_enclosing(model, bypass.source.path, bypass.path))
     enclosing.grown_wires += (wire,)

@@ -14,7 +14,7 @@ from esper.kasmina.export.bypass import Bypass, insert_bypasses
 from esper.kasmina.export.insert import Scaled, insert_seed
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.growth import Site
-from esper.kasmina.modes import eval_mode
+from esper.kasmina.modes import evaluating
 from esper.kasmina.probe import Example, call_with
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import remove_slots
@@ -105,7 +105,6 @@ def insert_kept(network: nn.Module, kept: Mapping[str, KeptSeed], *, nest: bool 
 
 
 def bare_copy(host: nn.Module) -> nn.Module:
-    """A copy of a host without slots, seeds or gradients."""
     # Results that a module keeps from its last run hang on their graph, and torch copies no such tensors.
     kept = [value for module in host.modules() for value in vars(module).values()]
     results = {id(value): value.detach().clone() for value in kept if isinstance(value, Tensor) and value.grad_fn}
@@ -143,7 +142,7 @@ def _gap(expected: Tensor, got: Tensor) -> float:
 
 def _run(network: nn.Module, example: Example) -> Any:
     """The output in evaluation mode, in which nothing is counted; what is random is the same each time."""
-    with eval_mode(network), torch.no_grad(), keeping_random_state(network):
+    with evaluating(network), torch.no_grad(), keeping_random_state(network):
         return call_with(network, example)
 
 

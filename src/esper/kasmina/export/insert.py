@@ -18,7 +18,6 @@ class Residual(nn.Module):
         self.seed = seed
 
     def forward(self, h: Tensor) -> Tensor:
-        """The input plus what the seed adds to it."""
         result: Tensor = h + self.seed(h).to(h.dtype)
         return result
 
@@ -32,7 +31,6 @@ class Scaled(nn.Module):
         self.factor = factor
 
     def forward(self, h: Tensor) -> Tensor:
-        """The part of its residual that counts."""
         result: Tensor = self.factor * self.seed(h)
         return result
 
@@ -62,7 +60,6 @@ def move_beside(seed: nn.Module, *neighbours: nn.Module) -> None:
 
 
 def original_class(module: nn.Module) -> Any:
-    """The class that a module had before it was grown."""
     kind: Any = type(module)
     return kind.grown_from if "grown_from" in vars(kind) else kind
 
@@ -85,7 +82,7 @@ def grown_class(kind: Any) -> Any:
     | of an instance | holds |
     |---|---|
     | grown_seeds | the names of its children that are seeds |
-    | grown_taps | what hands its input or its output on to seeds elsewhere: see `bypass` |
+    | grown_senders | what hands its input or its output on to seeds elsewhere: see `bypass` |
     | grown_wires | what such seeds read from, from the beginning of its pass to its end, however it ends |
     """
 
@@ -94,13 +91,13 @@ def grown_class(kind: Any) -> Any:
         try:
             for wire in self.grown_wires:
                 wire.begin()
-            for tap in self.grown_taps:
-                tap.see_input(args, kwargs)
+            for sender in self.grown_senders:
+                sender.see_input(args, kwargs)
             h = kind.forward(self, *args, **kwargs)
             for name in self.grown_seeds:
                 h = h + getattr(self, name)(h).to(h.dtype)
-            for tap in self.grown_taps:
-                tap.see_output(h)
+            for sender in self.grown_senders:
+                sender.see_output(h)
             return h
         finally:
             for wire in self.grown_wires:
@@ -110,7 +107,7 @@ def grown_class(kind: Any) -> Any:
         # By the class it was made from: pickle finds classes by name, and this one has no place to be found in.
         return empty_grown, (kind,), self.__getstate__()
 
-    nothing = {"grown_seeds": (), "grown_taps": (), "grown_wires": ()}
+    nothing = {"grown_seeds": (), "grown_senders": (), "grown_wires": ()}
     members = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "grown_from": kind}
     return type(f"Grown{kind.__name__}", (kind,), members | nothing)
 

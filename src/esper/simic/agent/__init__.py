@@ -1,13 +1,17 @@
 """The learner: a recurrent policy, the buffer of a round, and PPO."""
 
-from esper.simic.agent.advantages import causal_masks, compute_per_head_advantages, generalized_advantages
 from esper.simic.agent.checkpoint import CHECKPOINT_VERSION, load_checkpoint, save_checkpoint
-from esper.simic.agent.collect import Outcome, View, World, collect, first_view, play_episodes
-from esper.simic.agent.network import Decision, FactoredRecurrentActorCritic, reset_hidden
+from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout_buffer import (
+    TamiyoRolloutBuffer,
+    causal_masks,
+    compute_per_head_advantages,
+    generalized_advantages,
+)
 from esper.simic.agent.types import (
     ActionDict,
+    Decision,
     GradientStats,
     HeadEntropies,
     HeadLogProbs,
@@ -25,20 +29,14 @@ __all__ = [
     "HeadEntropies",
     "HeadLogProbs",
     "Hidden",
-    "Outcome",
     "PPOAgent",
     "PPOUpdateMetrics",
+    "Policy",
     "TamiyoRolloutBuffer",
-    "View",
-    "World",
     "by_head",
     "causal_masks",
-    "collect",
     "compute_per_head_advantages",
-    "first_view",
     "generalized_advantages",
     "load_checkpoint",
-    "play_episodes",
-    "reset_hidden",
     "save_checkpoint",
 ]

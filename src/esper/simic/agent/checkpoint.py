@@ -4,10 +4,12 @@ Versions of the format:
 0: before slot configurations were stored; the architecture had to be inferred from the weights. No such file exists.
 1: action heads, slot configuration, state_dim and all options are stored as plain data.
 2: the catalogue of blueprints is stored too, because the ids that an agent has learned mean nothing without it.
+3: `config` is a `LearnerConfig`, sizes stand apart, and the normaliser belongs to the agent.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,12 @@ from esper.kasmina import catalogue_names, check_catalogue
 from esper.leyline import HEAD_NAMES, DamagedFileError, InputError, SlotConfig, write_atomically
 from esper.nissa.state_checks import shown
 from esper.nissa.state_files import pack_state, read_state
-from esper.simic.agent.checkpoint_checks import OPTION_NAMES, check_agent_state
-from esper.simic.agent.network import FactoredRecurrentActorCritic
+from esper.simic.agent.checkpoint_checks import ROUND_SIZES, build_network, check_agent_state
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.config import LearnerConfig
 from esper.simic.control.action_spec import ActionSpec
 
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 _FORMAT = "esper-agent"
 _AGAIN = "train a controller with the present blueprints"
 REMEDY = "take another one of the folder checkpoints/ of its run, to which `esper train` writes them"
@@ -28,8 +30,7 @@ REMEDY = "take another one of the folder checkpoints/ of its run, to which `espe
 
 def agent_state(agent: PPOAgent) -> dict[str, Any]:
     """Everything that makes the agent what it is, in tensors and built-in types."""
-    network = agent._base_network
-    config = {name: getattr(agent, name) for name in OPTION_NAMES}
+    policy = agent.policy
     return {
         "format": _FORMAT,
         "version": CHECKPOINT_VERSION,
@@ -37,11 +38,13 @@ def agent_state(agent: PPOAgent) -> dict[str, Any]:
         "slot_config": agent.slot_config.to_dict(),
         "action_spec": agent.spec.to_dict(),
         "catalogue": catalogue_names() if agent.spec.names == HEAD_NAMES else {},
-        "config": {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()},
-        "network_options": dict(network.options),
-        "network_state_dict": network.state_dict(),
+        "config": agent.config.to_dict(),
+        "round": {name: getattr(agent, name) for name in ROUND_SIZES},
+        "network_options": dict(policy.network.options),
+        "network_state_dict": policy.network.state_dict(),
+        "normalizer": None if policy.normalizer is None else policy.normalizer.state_dict(),
+        "return_scale": policy.return_scale.state_dict(),
         "optimizer_state_dict": agent.optimizer.state_dict(),
-        "return_scale": agent.return_scale.state_dict(),
         "value_memory": agent.memory.state_dict(),
         "counters": {"total_steps": agent.total_steps, "updates": agent.updates},
     }
@@ -61,7 +64,7 @@ def save_checkpoint(path: Path, agent: PPOAgent, extra: Mapping[str, Any] | None
     write_atomically(path, pack_checkpoint(agent, extra))
 
 
-def load_checkpoint(path: Path, device: str = "auto") -> tuple[PPOAgent, dict[str, Any]]:
+def load_checkpoint(path: Path, device: str | None = "auto") -> tuple[PPOAgent, dict[str, Any]]:
     """The agent saved at `path`, and the `extra` saved with it, which is for the caller to check.
 
     A file that is damaged, or holds what no agent can be made of, is a `DamagedFileError` that names the place.
@@ -76,7 +79,7 @@ def read_checkpoint(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
     state = read_state(path, "checkpoint", remedy)
     if state.get("format") != _FORMAT:
         raise InputError(f"{path} is not a checkpoint of an Esper agent; {remedy}")
-    state = _migrated(state, path)
+    _require_version(state, path)
     if state.get("catalogue") != {}:  # an agent for another world than growing networks knows no blueprints
         check_catalogue(state.get("catalogue"), catalogue_names(), f"the checkpoint {path}", _AGAIN)
     with naming(path, remedy):
@@ -93,42 +96,40 @@ def naming(path: Path, remedy: str = REMEDY) -> Iterator[None]:
         raise DamagedFileError(f"the checkpoint {path} cannot be used: {error}; {remedy}") from None
 
 
-def _migrated(state: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`state` in the present format; what an older one lacks, nobody can know any more."""
+def _require_version(state: dict[str, Any], path: Path) -> None:
+    """Refuse other formats: what an older one lacks, nobody can know any more."""
     version = state.get("version")
     if version == 1:
         check_catalogue(None, {}, f"the checkpoint {path}", _AGAIN)
     if version != CHECKPOINT_VERSION or isinstance(version, bool):
         raise InputError(
             f"{path} has checkpoint version {shown(version)}; this Esper reads version {CHECKPOINT_VERSION}: "
-            "update Esper, or save the checkpoint again with the Esper that wrote it"
+            "use the Esper that wrote it, or train again"
         )
-    return state
 
 
-def build_agent(state: dict[str, Any], device: str) -> PPOAgent:
-    """The agent of a state that `read_checkpoint` has checked; its weights are taken out of `state`."""
+def build_agent(state: dict[str, Any], device: str | None = None) -> PPOAgent:
+    """The agent of a state that `read_checkpoint` has checked, on another device than its own if one is named."""
     spec = ActionSpec.from_dict(state["action_spec"])
-    config, weights = state["config"], state.pop("network_state_dict")
-    network = FactoredRecurrentActorCritic(
-        spec,
-        state["state_dim"],
-        lstm_hidden_dim=config["lstm_hidden_dim"],
-        lstm_layers=config["lstm_layers"],
-        **state["network_options"],
-    )
+    config, weights = LearnerConfig.from_dict(state["config"]), state.pop("network_state_dict")
+    if device is not None:
+        config = replace(config, device=device)
+    network = build_network(state, spec)
     network.load_state_dict(weights)
     del weights  # held twice, a large network would need twice the memory while the agent is built
     agent = PPOAgent(
+        config,
         state_dim=state["state_dim"],
         slot_config=SlotConfig.from_dict(state["slot_config"]),
         action_spec=spec,
         network=network,
-        device=device,
-        **config,
+        normalize=state["normalizer"] is not None,
+        **state["round"],
     )
     _load_optimizer(agent, state["optimizer_state_dict"])
-    agent.return_scale.load_state_dict(state["return_scale"])
+    if agent.policy.normalizer is not None:
+        agent.policy.normalizer.load_state_dict(state["normalizer"])
+    agent.policy.return_scale.load_state_dict(state["return_scale"])
     agent.memory.load_state_dict(state["value_memory"], agent.device)
     agent.total_steps, agent.updates = state["counters"]["total_steps"], state["counters"]["updates"]
     return agent

@@ -7,13 +7,13 @@ more memory than the file has.
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Any, get_type_hints
+from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, RECURRENT_EPOCHS_CAP, InputError, SlotConfig
+from esper.leyline import HEAD_NAMES, InputError, SlotConfig
 from esper.leyline.checks import has_type
 from esper.nissa.state_checks import (
     checked_keys,
@@ -25,24 +25,16 @@ from esper.nissa.state_checks import (
 )
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.optimizer import build_optimizer
-from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout_buffer import LARGEST_ROUND, TamiyoRolloutBuffer
-from esper.simic.agent.sequences import SequenceBatch
+from esper.simic.agent.rollout_buffer import LARGEST_ROUND, SequenceBatch, TamiyoRolloutBuffer
+from esper.simic.config import LearnerConfig
 from esper.simic.control.action_spec import ActionSpec, esper_action_spec
 from esper.simic.control.normalization import check_statistics
 
-_NOT_PLAIN = frozenset({"slot_config", "action_spec", "network", "device", "telemetry_config", "state_dim"})
-OPTION_NAMES = tuple(spec.name for spec in fields(PPOAgent) if spec.init and spec.name not in _NOT_PLAIN)
-"""Fields of the agent that are stored as plain data; the others are stored apart, or not at all."""
-DEFAULT_OPTIONS = {
-    spec.name: spec.default if spec.default_factory is MISSING else spec.default_factory()
-    for spec in fields(PPOAgent)
-    if spec.name in OPTION_NAMES
-}
-"""What these fields hold where nobody says otherwise."""
+ROUND_SIZES = ("num_envs", "max_steps", "decay_steps")
+"""Sizes of an agent that follow from the run and not from its config."""
 STATE_KEYS = (
-    "format", "version", "state_dim", "slot_config", "action_spec", "catalogue", "config", "network_options",
-    "network_state_dict", "optimizer_state_dict", "return_scale", "value_memory", "counters", "extra",
+    "format", "version", "state_dim", "slot_config", "action_spec", "catalogue", "config", "round", "network_options",
+    "network_state_dict", "normalizer", "return_scale", "optimizer_state_dict", "value_memory", "counters", "extra",
 )  # fmt: skip
 _NETWORK_OPTIONS = {
     "feature_dim": int,
@@ -65,12 +57,14 @@ def check_agent_state(state: Mapping[str, Any]) -> None:
         raise InputError(f"action_spec does not fit the {slots.num_slots} slots of slot_config")
     if bool(state["catalogue"]) != (spec.names == HEAD_NAMES):
         raise InputError("catalogue must list blueprints if one of the heads chooses among them, and only then")
-    _check_options(state["config"], spec)
+    config = _checked_config(state, spec)
     _check_network_options(state["network_options"])
     network = _reference_network(state, spec)
-    _check_round_size(state, spec)
+    _check_round(state, spec, config)
     _check_weights(state["network_state_dict"], network)
-    _check_optimizer(state["optimizer_state_dict"], network, state["config"])
+    _check_optimizer(state["optimizer_state_dict"], network, config)
+    if state["normalizer"] is not None:
+        check_statistics(state["normalizer"], (state["state_dim"],), "normalizer")
     check_statistics(state["return_scale"], (), "return_scale")
     _check_value_memory(state["value_memory"], state, spec)
     counters = checked_keys(state["counters"], ("total_steps", "updates"), "counters")
@@ -78,28 +72,13 @@ def check_agent_state(state: Mapping[str, Any]) -> None:
         checked_whole(count, f"counters.{name}")
 
 
-def _check_options(options: object, spec: ActionSpec) -> None:
-    """Types as `PPOAgent` annotates them; no number is negative, and a dictionary names heads."""
-    hints = get_type_hints(PPOAgent)
-    for name, value in checked_keys(options, OPTION_NAMES, "config").items():
-        place = f"config.{name}"
-        if not has_type(value, hints[name]):
-            raise InputError(f"{place} cannot be {shown(value)}")
-        for head, number in value.items() if isinstance(value, Mapping) else ((None, value),):
-            if head is not None:
-                spec.head(head)
-            if isinstance(number, float):
-                checked_number(number, place, 0)
-            elif isinstance(number, int) and not isinstance(number, bool):
-                checked_whole(number, place)
-    assert isinstance(options, Mapping)
-    for name, most in (
-        ("num_envs", LARGEST_ROUND),
-        ("max_steps", LARGEST_ROUND),
-        ("recurrent_n_epochs", RECURRENT_EPOCHS_CAP),
-        ("num_minibatches", options["num_envs"]),
-    ):
-        checked_whole(options[name], f"config.{name}", 1, most)
+def _checked_config(state: Mapping[str, Any], spec: ActionSpec) -> LearnerConfig:
+    """The learner's config, which names heads that there are."""
+    checked_keys(state["config"], [field.name for field in fields(LearnerConfig)], "config")
+    config = LearnerConfig.from_dict(state["config"])
+    for head in (*config.head_lr_scale, *config.entropy_coef_per_head):
+        spec.head(head)
+    return config
 
 
 def _check_network_options(options: object) -> None:
@@ -127,20 +106,33 @@ def _reference_network(state: Mapping[str, Any], spec: ActionSpec) -> FactoredRe
     ):
         checked_whole(size, place, 1, most)
     with torch.device("meta"):
-        return FactoredRecurrentActorCritic(
-            spec,
-            state["state_dim"],
-            lstm_hidden_dim=config["lstm_hidden_dim"],
-            lstm_layers=config["lstm_layers"],
-            **options,
-        )
+        return build_network(state, spec)
 
 
-def _check_round_size(state: Mapping[str, Any], spec: ActionSpec) -> None:
+def build_network(state: Mapping[str, Any], spec: ActionSpec) -> FactoredRecurrentActorCritic:
+    """A network of the stored sizes, with fresh weights."""
+    sizes = {name: state["config"][name] for name in ("lstm_hidden_dim", "lstm_layers")}
+    return FactoredRecurrentActorCritic(spec, state["state_dim"], **sizes, **state["network_options"])
+
+
+def _check_round(state: Mapping[str, Any], spec: ActionSpec, config: LearnerConfig) -> None:
     """Whether the buffer of a round would be made; on the meta device it takes no memory."""
-    names = ("num_envs", "max_steps", "lstm_hidden_dim", "lstm_layers", "hidden_storage")
-    options = {name: state["config"][name] for name in names}
-    TamiyoRolloutBuffer(state_dim=state["state_dim"], action_spec=spec, device="meta", **options)
+    sizes = checked_keys(state["round"], ROUND_SIZES, "round")
+    for name in ("num_envs", "max_steps"):
+        checked_whole(sizes[name], f"round.{name}", 1, LARGEST_ROUND)
+    if sizes["decay_steps"] is not None:
+        checked_whole(sizes["decay_steps"], "round.decay_steps")
+    checked_whole(config.num_minibatches or 1, "config.num_minibatches", 1, sizes["num_envs"])
+    TamiyoRolloutBuffer(
+        state_dim=state["state_dim"],
+        num_envs=sizes["num_envs"],
+        max_steps=sizes["max_steps"],
+        lstm_hidden_dim=config.lstm_hidden_dim,
+        lstm_layers=config.lstm_layers,
+        action_spec=spec,
+        device="meta",
+        hidden_storage=config.hidden_storage,
+    )
 
 
 def _check_weights(weights: object, network: FactoredRecurrentActorCritic) -> None:
@@ -150,9 +142,9 @@ def _check_weights(weights: object, network: FactoredRecurrentActorCritic) -> No
         checked_tensor(tensor, f"network_state_dict.{name}", like.shape, like.dtype)
 
 
-def _check_optimizer(state: object, network: FactoredRecurrentActorCritic, config: Mapping[str, Any]) -> None:
+def _check_optimizer(state: object, network: FactoredRecurrentActorCritic, config: LearnerConfig) -> None:
     """Groups as the options give them, and moments of the shapes of the parameters; none before the first step."""
-    optimizer = build_optimizer(network, config["lr"], config["weight_decay"], config["head_lr_scale"])
+    optimizer = build_optimizer(network, config.lr, config.weight_decay, config.head_lr_scale)
     expected = optimizer.state_dict()["param_groups"]
     parts = checked_keys(state, ("state", "param_groups"), "optimizer_state_dict")
     groups = checked_list(parts["param_groups"], "optimizer_state_dict.param_groups", len(expected))

@@ -1,7 +1,6 @@
 """Behaviour cloning: a policy that starts from what a teacher did, before it learns from what it does itself."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -10,10 +9,11 @@ from torch.optim import Adam
 
 from esper.leyline import EsperError
 from esper.simic.agent.losses import masked_mean, value_loss
-from esper.simic.agent.network import last_layer
+from esper.simic.agent.network import Policy
 from esper.simic.agent.optimizer import step_if_finite
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.sequences import SequenceBatch, minibatches
+from esper.simic.agent.rollout_buffer import SequenceBatch, minibatches
+from esper.simic.config import LessonConfig
 
 
 class Cloning(NamedTuple):
@@ -27,31 +27,26 @@ class Cloning(NamedTuple):
     """Minibatches that were skipped because the loss or a gradient was not finite."""
 
 
-def clone(
-    agent: PPOAgent,
-    passes: int,
-    lr: float,
-    smoothing: float,
-    detail_smoothing: float,
-    decider_prior: Sequence[float] | None = None,
-) -> Cloning:
-    """Fit policy and values to the round in the agent's buffer.
+def clone(agent: PPOAgent, config: LessonConfig) -> Cloning:
+    """Fit policy and values to the round in the agent's buffer, whose actions are a teacher's.
 
-    The actions in it are a teacher's. Its choices become the most probable ones and no more: the deciding head keeps
-    `smoothing` for others, spread as the logits `decider_prior` say what is worth trying, and every other head
-    `detail_smoothing`. The buffer keeps the round. A round without a single finite sequence is an error.
+    Its choices become the most probable ones and no more: the op head keeps `config.op_smoothing` for other ops, spread
+    by the prior `op_bias`, and every other head `config.detail_smoothing`. The observations of the round are taken
+    into the policy's normaliser first. The buffer keeps the round; one without a single finite sequence is an error.
     """
-    buffer, network = agent.buffer, agent._base_network
-    buffer.compute_advantages_and_returns(agent.gamma, 1.0, horizon_is_terminal=agent.horizon_is_terminal)
+    buffer, policy, learner = agent.buffer, agent.policy, agent.config
+    policy.take_in_observations(buffer, normalize_again=True)
+    buffer.compute_advantages_and_returns(learner.gamma, 1.0, horizon_is_terminal=learner.horizon_is_terminal)
     batch, left_out = _finite_sequences(agent)
-    agent.return_scale.update(buffer.returns[buffer.valid], last_layer(network.value_head))
-    target = _Smoothing.of(agent, smoothing, detail_smoothing, decider_prior)
-    optimizer = Adam(network.parameters(), lr)  # its own: the learner's moments belong to the learner's gradients
+    policy.take_in_returns(buffer)
+    target = _Smoothing.of(agent, config)
+    # An optimiser of its own: the learner's moments belong to the learner's gradients.
+    optimizer = Adam(policy.network.parameters(), config.lr)
     losses, skipped = [], 0
-    for _ in range(passes):
+    for _ in range(config.passes):
         taken = []
         for index in minibatches(batch.lengths, agent.num_minibatches):
-            loss = _loss(agent, batch.rows(index), target)
+            loss = _loss(policy, batch.rows(index), target, learner.value_coef)
             if step_if_finite(optimizer, loss):
                 taken.append(loss.item())
             else:
@@ -84,28 +79,23 @@ class _Smoothing(NamedTuple):
     """`[H, K]`: how that share is spread over what is legal."""
 
     @classmethod
-    def of(
-        cls, agent: PPOAgent, smoothing: float, detail_smoothing: float, decider_prior: Sequence[float] | None
-    ) -> Self:
-        names, decider = agent.spec.names, agent.spec.names.index(agent.spec.decider)
-        share = torch.full((len(names),), detail_smoothing)
-        share[decider] = smoothing
-        logits = torch.zeros(len(names), agent.spec.width)
-        if decider_prior is not None:
-            logits[decider, : len(decider_prior)] = torch.tensor(decider_prior)
+    def of(cls, agent: PPOAgent, config: LessonConfig) -> Self:
+        spec, prior = agent.spec, agent.config.op_bias
+        share = torch.full((len(spec.names),), config.detail_smoothing)
+        share[spec.decider_index] = config.op_smoothing
+        logits = torch.zeros(len(spec.names), spec.width)
+        logits[spec.decider_index, : len(prior)] = torch.tensor(prior)
         return cls(share.to(agent.device), logits.to(agent.device))
 
 
-def _loss(agent: PPOAgent, part: SequenceBatch, target: _Smoothing) -> Tensor:
+def _loss(policy: Policy, part: SequenceBatch, target: _Smoothing, value_coef: float) -> Tensor:
     """Cross-entropy to the smoothed actions, each head over the steps where it mattered, plus the value loss."""
-    output = agent._base_network(part.obs, part.hidden)
-    legal = part.selected | ~part.active.unsqueeze(
-        -1
-    )  # heads that did not matter are left out below, but must be finite
+    output = policy.replay(part)
+    legal = part.legal
     log_probs = torch.where(legal, output.logits, -torch.inf).log_softmax(-1)
     others = torch.where(legal, target.logits, -torch.inf).softmax(-1)
     chosen = log_probs.gather(-1, part.actions.unsqueeze(-1)).squeeze(-1)
     tried = (others * torch.where(legal, log_probs, 0.0)).sum(-1)
     fit = torch.where(part.active, (1 - target.share) * chosen + target.share * tried, 0.0)
-    value, _ = value_loss(output.values, part.returns / agent.return_scale.scale, part.valid)
-    return agent.value_coef * value - masked_mean(fit, part.active).sum()
+    value, _ = value_loss(output.values, policy.scaled(part.returns), part.valid)
+    return value_coef * value - masked_mean(fit, part.active).sum()

@@ -8,13 +8,16 @@
 | hidden | two of `[layers, B, hidden]` |
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import DEFAULT_LSTM_HIDDEN_DIM, DEFAULT_LSTM_LAYERS, InputError
-from esper.simic.agent.types import HeadLogProbs, Hidden, by_head
+from esper.leyline import InputError
+from esper.simic.agent.rollout_buffer import SequenceBatch, TamiyoRolloutBuffer
+from esper.simic.agent.types import Decision, HeadLogProbs, Hidden, by_head
+from esper.simic.config import LearnerConfig
 from esper.simic.control.action_masks import (
     MaskedCategorical,
     draw_actions,
@@ -25,6 +28,7 @@ from esper.simic.control.action_masks import (
     select_masks,
 )
 from esper.simic.control.action_spec import ActionSpec, Masks
+from esper.simic.control.normalization import ReturnScale, RunningMeanStd
 
 DEFAULT_FEATURE_DIM = 128
 WIDE_FEATURE_DIM = 256
@@ -38,15 +42,6 @@ class NetworkOutput(NamedTuple):
     """What one forward pass gives."""
 
     logits: Tensor
-    values: Tensor
-    hidden: Hidden
-
-
-class Decision(NamedTuple):
-    """What acting gives: `actions [N, H]`, `log_probs [N, H]`, `values [N]` and the state after this step."""
-
-    actions: Tensor
-    log_probs: Tensor
     values: Tensor
     hidden: Hidden
 
@@ -99,8 +94,8 @@ class FactoredRecurrentActorCritic(nn.Module):
         feature_dim: int = DEFAULT_FEATURE_DIM,
         feature_layers: int = 1,
         input_norm: bool = True,
-        lstm_hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM,
-        lstm_layers: int = DEFAULT_LSTM_LAYERS,
+        lstm_hidden_dim: int = LearnerConfig().lstm_hidden_dim,
+        lstm_layers: int = LearnerConfig().lstm_layers,
         head_dim: int | None = None,
         policy_gain: float = POLICY_GAIN,
     ) -> None:
@@ -240,7 +235,81 @@ def last_layer(head: nn.Sequential) -> nn.Linear:
     return layer
 
 
-def reset_hidden(hidden: Hidden, done: Tensor) -> Hidden:
-    """`hidden` with zeros for the environments whose episode ended, by either flag: `done [N]`."""
-    ended = done.view(1, -1, 1)
-    return hidden[0].masked_fill(ended, 0.0), hidden[1].masked_fill(ended, 0.0)
+class Policy:
+    """All that deciding takes: a network, the statistics that normalise its observations, and the scale of its values.
+
+    Without `normalize`, observations are taken as they are. Values go in and out in raw units.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        device: torch.device | str = "cpu",
+        *,
+        normalize: bool = False,
+        scale_values: bool = True,
+        compile_network: bool = False,
+    ) -> None:
+        # `_orig_mod` is the only public sign of torch.compile's wrapper; weights are saved without its prefix.
+        base = network._orig_mod if hasattr(network, "_orig_mod") else network
+        assert isinstance(base, FactoredRecurrentActorCritic)
+        self.network = base.to(device)
+        self.device = torch.device(device)
+        self.normalizer = RunningMeanStd((base.state_dim,), device) if normalize else None
+        self.return_scale = ReturnScale(self.device, enabled=scale_values)
+        if compile_network:
+            torch._dynamo.config.allow_rnn = True
+            # In place, so that parameters keep their names. Dynamic, because the length of sequences varies.
+            base.compile(dynamic=True)
+
+    @property
+    def spec(self) -> ActionSpec:
+        """The heads it decides with."""
+        return self.network.spec
+
+    def initial_hidden(self, num_envs: int) -> Hidden:
+        """The LSTM state at the start of an episode."""
+        return self.network.get_initial_hidden(num_envs)
+
+    def normalized(self, obs: Tensor) -> Tensor:
+        """Raw observations as the network takes them."""
+        return obs if self.normalizer is None else self.normalizer.normalize(obs)
+
+    @torch.inference_mode()
+    def act(
+        self, obs: Tensor, masks: Masks, hidden: Hidden, *, deterministic: bool = False, step: int | None = None
+    ) -> Decision:
+        """Decide for normalised `obs [N, D]`; `step` is named if a mask leaves no legal action."""
+        decision = self.network.get_action(obs, masks, hidden, deterministic=deterministic, step=step)
+        return decision._replace(values=decision.values * self.return_scale.scale)
+
+    @torch.inference_mode()
+    def value(self, obs: Tensor, hidden: Hidden) -> Tensor:
+        """V of normalised `obs [N, D]`: for bootstrapping, the state after a step under the LSTM state after it."""
+        values: Tensor = self.network(obs, hidden).values
+        return values.squeeze(1) * self.return_scale.scale
+
+    def replay(self, batch: SequenceBatch) -> NetworkOutput:
+        """Logits and values, in units of the return scale, of stored sequences from their start."""
+        output: NetworkOutput = self.network(batch.obs, batch.hidden)
+        return output
+
+    def scaled(self, returns: Tensor) -> Tensor:
+        """Returns in the units of the value head."""
+        return returns / self.return_scale.scale
+
+    def take_in_observations(self, buffer: TamiyoRolloutBuffer, *, normalize_again: bool = False) -> None:
+        """Let the statistics take in a round; its observations stay as acted upon unless they are normalised again."""
+        if self.normalizer is not None:
+            self.normalizer.update(buffer.raw_obs[buffer.valid])
+            if normalize_again:
+                buffer.obs.copy_(self.normalizer.normalize(buffer.raw_obs))
+
+    def take_in_returns(self, buffer: TamiyoRolloutBuffer) -> None:
+        """Let the scale take in the returns of a round; the values of the network stay what they are."""
+        self.return_scale.update(buffer.returns[buffer.valid], last_layer(self.network.value_head))
+
+    @torch.no_grad()
+    def add_bias(self, head: str, bias: Sequence[float]) -> None:
+        """Add to the initial logits of a head."""
+        last_layer(self.network.policy_head(head)).bias.add_(torch.tensor(bias, device=self.device))

@@ -1,15 +1,14 @@
 """The optimiser of the policy, its parameter groups, and gradient clipping with the norms before and after."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from esper.leyline import DEFAULT_ADAM_EPS
 from esper.simic.agent.network import FactoredRecurrentActorCritic
-
-GradClipMode = Literal["per_head", "global"]
+from esper.simic.config.learner import GradClipMode
 
 VALUE_UNIT = "value"
 TRUNK_UNIT = "trunk"

@@ -11,29 +11,31 @@
 | step_counts | `[N]`, on the CPU: how many steps of each row are stored |
 
 All but the counts are on the buffer's device, and so is what it returns.
+
+For learning, episodes become padded sequences, so that one fused LSTM call replays a whole minibatch from the episodes'
+starts. A row may hold several episodes; each becomes one of `G` sequences of at most `L` steps. A sequence that begins
+inside a row starts from zeros, as acting did; one that begins a row starts from the stored state, which is zeros too
+unless its episode began in an earlier round. State never crosses a boundary.
 """
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
 from esper.leyline import (
+    ADVANTAGE_STD_FLOOR,
     DEFAULT_EPISODE_LENGTH,
-    DEFAULT_LSTM_HIDDEN_DIM,
-    DEFAULT_LSTM_LAYERS,
     DEFAULT_NUM_ENVS,
     InputError,
     SlotConfig,
 )
-from esper.simic.agent.advantages import generalized_advantages, standardize
-from esper.simic.agent.network import Decision
-from esper.simic.agent.sequences import SequenceBatch, gather_sequences
-from esper.simic.agent.types import Hidden
+from esper.simic.agent.types import Decision, Hidden
+from esper.simic.config.learner import HiddenStorage, LearnerConfig
+from esper.simic.control.action_masks import move, move_masks, relevant_heads, select_masks
 from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
-from esper.simic.control.placing import move
 
 LARGEST_ROUND = 2**30
 """Numbers that one round may store, about 4 GiB: a hundred times what large runs need. More is a slip of the pen."""
@@ -50,13 +52,13 @@ class TamiyoRolloutBuffer:
     state_dim: int
     num_envs: int = DEFAULT_NUM_ENVS
     max_steps: int = DEFAULT_EPISODE_LENGTH
-    lstm_hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM
-    lstm_layers: int = DEFAULT_LSTM_LAYERS
+    lstm_hidden_dim: int = LearnerConfig().lstm_hidden_dim
+    lstm_layers: int = LearnerConfig().lstm_layers
     slot_config: SlotConfig = field(default_factory=SlotConfig.default)
     action_spec: ActionSpec | None = None
     """None: Esper's heads for `slot_config`."""
     device: torch.device | str = "cpu"
-    hidden_storage: Literal["all", "first"] = "all"
+    hidden_storage: HiddenStorage = "all"
     """"first" keeps the state of step 0 alone, which is all that the update needs: later episodes start at zero."""
 
     num_steps: int = field(default=0, init=False)
@@ -197,7 +199,7 @@ class TamiyoRolloutBuffer:
         """Zero mean and unit spread over all valid steps of all environments together."""
         self.advantages.copy_(standardize(self.advantages, self.valid))
 
-    def get_batched_sequences(self, device: torch.device | str | None = None) -> SequenceBatch:
+    def get_batched_sequences(self, device: torch.device | str | None = None) -> "SequenceBatch":
         """Every episode, or the part of it that is in its row, as one padded sequence on `device`.
 
         Transfers do not block: synchronise before timing them.
@@ -205,7 +207,7 @@ class TamiyoRolloutBuffer:
         starts = torch.zeros_like(self.dones)
         starts[:, 0] = True
         starts[:, 1:] = self.dones[:, :-1]
-        fields = {
+        steps = {
             "obs": self.obs,
             "actions": self.actions,
             "old_log_probs": self.log_probs,
@@ -213,10 +215,179 @@ class TamiyoRolloutBuffer:
             "returns": self.returns,
         }
         first_hidden = (self.hidden_h[:, 0], self.hidden_c[:, 0])
-        batch = gather_sequences(self.spec, fields, self.masks, first_hidden, starts & self.valid, self.valid)
+        batch = gather_sequences(self.spec, steps, self.masks, first_hidden, starts & self.valid, self.valid)
         return batch.to(self.device if device is None else device)
 
     def clear(self) -> None:
         """Forget all steps; the memory stays."""
         self.num_steps = 0
         self.step_counts.zero_()
+
+
+def causal_masks(spec: ActionSpec, actions: Tensor, valid: Tensor) -> Tensor:
+    """`[..., H]`, True where a head mattered at a real step: `actions [..., H]`, `valid [...]`.
+
+    The decider causes everything that follows, so it takes the full advantage. A head that did not matter for the
+    sampled decision had no effect on what came next (slot under WAIT, blueprint and blend under anything but
+    GERMINATE): crediting it would be noise, so policy loss, entropy, KL and metrics leave it out, all by this mask.
+    """
+    return relevant_heads(spec, actions) & valid.unsqueeze(-1)
+
+
+def compute_per_head_advantages(advantages: Tensor, active: Tensor) -> Tensor:
+    """`advantages [...]` for every head that counts and 0 for the others: `[..., H]`."""
+    return torch.where(active, advantages.unsqueeze(-1), 0.0)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, next_values: Tensor, ends: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Generalised advantage estimates `[N, T]`, all arguments `[N, T]`.
+
+    `next_values` is what the step is bootstrapped with: 0 at a terminal step, V of the state after the step at a
+    truncated or last one. `ends` is True where the sum over later steps is cut, whatever the reason.
+    """
+    deltas = rewards + gamma * next_values - values
+    carry = gamma * gae_lambda * (~ends).to(deltas.dtype)
+    advantages = torch.empty_like(deltas)
+    running = torch.zeros_like(deltas[:, 0])
+    for step in range(deltas.shape[1] - 1, -1, -1):
+        # `where` and not a product: beyond an end there may be stale numbers, and 0 times NaN is NaN.
+        running = deltas[:, step] + torch.where(ends[:, step], 0.0, carry[:, step] * running)
+        advantages[:, step] = running
+    return advantages
+
+
+def standardize(advantages: Tensor, valid: Tensor) -> Tensor:
+    """Zero mean and unit spread over all valid steps together; a tiny spread is not blown up to 1."""
+    if not valid.any():
+        return advantages
+    chosen = advantages[valid]
+    spread = chosen.std(correction=0).clamp(min=ADVANTAGE_STD_FLOOR)
+    return torch.where(valid, (advantages - chosen.mean()) / spread, advantages)
+
+
+@dataclass(slots=True)
+class SequenceBatch:
+    """Sequences with everything the losses need.
+
+    | tensor | shape |
+    |---|---|
+    | obs | `[G, L, D]` |
+    | actions, old_log_probs, active | `[G, L, H]` |
+    | advantages, returns, valid | `[G, L]` |
+    | selected | `[G, L, H, K]`: the masks that applied to the stored actions |
+    | masks | per head `[G, L, ...]`: all of them, for the exact joint statistics |
+    | hidden | two of `[layers, G, hidden]` |
+    | lengths | `[G]`, on the host |
+
+    Padding is 0 everywhere, follows the real steps, and is False in `valid` and `active`.
+    """
+
+    obs: Tensor
+    actions: Tensor
+    old_log_probs: Tensor
+    advantages: Tensor
+    returns: Tensor
+    valid: Tensor
+    active: Tensor
+    selected: Tensor
+    masks: dict[str, Tensor]
+    hidden: Hidden
+    lengths: Tensor
+
+    def rows(self, index: Tensor) -> "SequenceBatch":
+        """The sequences in `index`, cut to the longest of them, without the full masks: losses need `selected` only."""
+        longest = int(self.lengths[index].max())
+        place = move(index, self.obs.device)
+        return SequenceBatch(
+            **{name: getattr(self, name)[place, :longest] for name in _STEP_FIELDS},
+            masks={},
+            hidden=(self.hidden[0][:, place], self.hidden[1][:, place]),
+            lengths=self.lengths[index],
+        )
+
+    @property
+    def legal(self) -> Tensor:
+        """`[G, L, H, K]`: `selected`, but everything for heads that did not matter, whose logits must stay finite."""
+        return self.selected | ~self.active.unsqueeze(-1)
+
+    @property
+    def finite(self) -> Tensor:
+        """`[G]` bool, on the host: neither observations nor returns nor the first LSTM state hold NaN or infinity."""
+        steps = self.obs.isfinite().all(-1) & self.returns.isfinite()
+        state = self.hidden[0].isfinite() & self.hidden[1].isfinite()
+        return (steps.all(-1) & state.all(-1).all(0)).cpu()
+
+    def to(self, device: torch.device | str) -> "SequenceBatch":
+        """The same on `device`, but for the lengths."""
+        return replace(
+            self,
+            **{name: move(getattr(self, name), device) for name in _STEP_FIELDS},
+            masks=move_masks(self.masks, device),
+            hidden=(move(self.hidden[0], device), move(self.hidden[1], device)),
+        )
+
+
+_STEP_FIELDS = tuple(spec.name for spec in fields(SequenceBatch) if spec.name not in ("masks", "hidden", "lengths"))
+
+
+def gather_sequences(
+    spec: ActionSpec,
+    steps: Mapping[str, Tensor],
+    masks: Mapping[str, Tensor],
+    first_hidden: Hidden,
+    starts: Tensor,
+    valid: Tensor,
+) -> SequenceBatch:
+    """Cut rows `[N, T, ...]` into sequences at `starts [N, T]`; `first_hidden` is `[N, layers, hidden]`, twice."""
+    index, real, lengths = _layout(starts, valid)
+    padded = {name: _take(tensor, index, real) for name, tensor in steps.items()}
+    padded_masks = {name: _take(mask, index, real) for name, mask in masks.items()}
+    begins_row = (index[:, 0] % starts.shape[1] == 0).view(1, -1, 1)
+    row = index[:, 0] // starts.shape[1]
+    h, c = (torch.where(begins_row, state[row].movedim(1, 0), 0.0).contiguous() for state in first_hidden)
+    actions = padded["actions"]
+    return SequenceBatch(
+        **padded,
+        valid=real,
+        active=causal_masks(spec, actions, real),
+        selected=select_masks(spec, padded_masks, actions),
+        masks=padded_masks,
+        hidden=(h, c),
+        lengths=lengths.cpu(),
+    )
+
+
+def _layout(starts: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each step of each sequence lies: flat index `[G, L]`, whether it is real, and lengths `[G]`."""
+    flat = valid.flatten().nonzero().squeeze(-1)
+    sequence = starts.flatten()[flat].cumsum(0) - 1
+    lengths = sequence.bincount()
+    first = lengths.cumsum(0) - lengths
+    position = torch.arange(len(flat), device=flat.device) - first[sequence]
+    index = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.long, device=flat.device)
+    real = torch.zeros_like(index, dtype=torch.bool)
+    index[sequence, position] = flat
+    real[sequence, position] = True
+    return index, real, lengths
+
+
+def _take(tensor: Tensor, index: Tensor, real: Tensor) -> Tensor:
+    """`[N, T, ...]` to `[G, L, ...]`; padding is zeroed, because NaN there would poison gradients even if masked."""
+    taken = tensor.flatten(0, 1)[index]
+    taken[~real] = 0
+    return taken
+
+
+def minibatches(lengths: Tensor, count: int) -> Iterator[Tensor]:
+    """Shuffled groups of whole sequences with about the same number of steps; every sequence is in exactly one."""
+    order = torch.randperm(len(lengths))
+    ends = lengths[order].cumsum(0)
+    middles = ends - lengths[order] / 2
+    group = (middles * count / ends[-1]).long()
+    for number in range(count):
+        chosen = order[group == number]
+        if len(chosen):
+            yield chosen

@@ -1,14 +1,14 @@
 """Names for what passes between the parts of the learner, and the metrics that one update reports."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
 from esper.simic.control.action_spec import ActionSpec
 
 if TYPE_CHECKING:
-    from esper.simic.agent.sequences import SequenceBatch
+    from esper.simic.agent.rollout_buffer import SequenceBatch
 
 Hidden = tuple[Tensor, Tensor]
 """LSTM state h and c, each `[layers, N, hidden]`."""
@@ -16,6 +16,15 @@ HeadLogProbs = dict[str, Tensor]
 """Head name to log-probabilities; which heads there are is for the action spec to say."""
 HeadEntropies = dict[str, Tensor]
 """Head name to normalised entropies."""
+
+
+class Decision(NamedTuple):
+    """What acting gives: `actions [N, H]`, `log_probs [N, H]`, `values [N]` and the state after this step."""
+
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    hidden: Hidden
 
 
 class ActionDict(TypedDict):

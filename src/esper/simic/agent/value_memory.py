@@ -8,18 +8,16 @@ advantages that lean on them are less noisy. The policy shares its body with the
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Adam
 
 from esper.simic.agent.losses import masked_mean, value_loss
+from esper.simic.agent.network import Policy
 from esper.simic.agent.optimizer import step_if_finite
-from esper.simic.agent.sequences import SequenceBatch, minibatches
-
-if TYPE_CHECKING:
-    from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout_buffer import SequenceBatch, minibatches
 
 
 class ValueMemory:
@@ -42,19 +40,20 @@ class ValueMemory:
             self._rounds.append(batch.rows(finite.nonzero().squeeze(-1)) if left_out else replace(batch, masks={}))
         return left_out
 
-    def refit(self, agent: "PPOAgent", lr: float) -> int:
+    def refit(self, policy: Policy, lr: float, value_coef: float, num_minibatches: int) -> int:
         """One pass over every remembered round, in random order, with an optimiser of its own.
 
         Returns how many minibatches were skipped because the loss or a gradient was not finite.
         """
         skipped = 0
-        optimizer = Adam(agent._base_network.parameters(), lr)
-        befores = [agent._replay(batch).logits for batch in self._rounds]
+        optimizer = Adam(policy.network.parameters(), lr)
+        with torch.no_grad():
+            befores = [policy.replay(batch).logits for batch in self._rounds]
         for number in torch.randperm(len(self._rounds)).tolist():
             batch, before = self._rounds[number], befores[number]
-            for index in minibatches(batch.lengths, agent.num_minibatches):
+            for index in minibatches(batch.lengths, num_minibatches):
                 part = batch.rows(index)
-                loss = _loss(agent, part, before[index, : part.obs.shape[1]])
+                loss = _loss(policy, part, before[index, : part.obs.shape[1]], value_coef)
                 skipped += not step_if_finite(optimizer, loss)
         optimizer.zero_grad(set_to_none=True)
         return skipped
@@ -68,11 +67,11 @@ class ValueMemory:
         self._rounds.extend(SequenceBatch(**batch).to(device) for batch in state)
 
 
-def _loss(agent: "PPOAgent", part: SequenceBatch, before: Tensor) -> Tensor:
+def _loss(policy: Policy, part: SequenceBatch, before: Tensor, value_coef: float) -> Tensor:
     """The value loss, and how far the policy has moved from the logits `before`, over the heads that mattered."""
-    output = agent._base_network(part.obs, part.hidden)
-    value, _ = value_loss(output.values, part.returns / agent.return_scale.scale, part.valid)
-    legal = part.selected | ~part.active.unsqueeze(-1)  # heads that did not matter must be finite
+    output = policy.replay(part)
+    value, _ = value_loss(output.values, policy.scaled(part.returns), part.valid)
+    legal = part.legal
     old, new = (torch.where(legal, logits, -torch.inf).log_softmax(-1) for logits in (before, output.logits))
     moved = (old.exp() * (torch.where(legal, old, 0.0) - torch.where(legal, new, 0.0))).sum(-1)
-    return agent.value_coef * value + masked_mean(moved, part.active).sum()
+    return value_coef * value + masked_mean(moved, part.active).sum()

@@ -1,7 +1,15 @@
 """What the controller sees and may do: observations, action specs, masked distributions, normalisers."""
 
 from esper.leyline import InvalidStateMachineError
-from esper.simic.control.action_masks import MaskedCategorical, draw_actions, relevant_heads, select_masks
+from esper.simic.control.action_masks import (
+    MaskedCategorical,
+    draw_actions,
+    joint_entropy,
+    joint_kl,
+    mask_hit_rates,
+    relevant_heads,
+    select_masks,
+)
 from esper.simic.control.action_spec import ActionSpec, Head, Masks, esper_action_spec
 from esper.simic.control.features import (
     TaskConfig,
@@ -16,8 +24,6 @@ from esper.simic.control.features import (
     safe,
     signals_to_features,
 )
-from esper.simic.control.joint import joint_entropy, joint_kl
-from esper.simic.control.mask_counts import mask_hit_rates
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 
 __all__ = [

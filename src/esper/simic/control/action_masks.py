@@ -6,6 +6,7 @@ log-probability, entropy and every gradient are then exactly 0, and no later for
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,17 @@ from torch import Tensor
 
 from esper.leyline import MASK_FILL, InputError, InvalidStateMachineError
 from esper.simic.control.action_spec import ActionSpec, Head, Masks, relevance_table
-from esper.simic.control.placing import move
+
+
+def move(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """`tensor` on `device`, the same one if it is there; nothing waits for a copy towards a device."""
+    # A copy to the CPU is waited for: until it is done, what was returned holds anything.
+    return tensor.to(device, non_blocking=torch.device(device).type != "cpu")
+
+
+def move_masks(masks: Masks, device: torch.device | str) -> dict[str, Tensor]:
+    """`masks` on `device`."""
+    return {name: move(mask, device) for name, mask in masks.items()}
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -167,3 +178,66 @@ def require_legal(spec: ActionSpec, selected: Tensor, step: int | None = None) -
             + ("" if step is None else f" at step {step}")
             + ": a mask is all False where the head matters"
         )
+
+
+def mask_hit_rates(spec: ActionSpec, selected: Tensor, active: Tensor) -> dict[str, float]:
+    """Per head, the share of its decisions in which masking removed at least one option; 0 if it never decided.
+
+    `selected [..., H, K]` as from `select_masks`, `active [..., H]`: the head decided.
+    """
+    sizes = torch.tensor([head.size for head in spec.heads], device=selected.device)
+    hits = (active & (selected.sum(-1) < sizes)).flatten(0, -2).sum(0)
+    decisions = active.flatten(0, -2).sum(0)
+    return dict(zip(spec.names, (hits / decisions.clamp(min=1)).tolist(), strict=True))
+
+
+def joint_entropy(spec: ActionSpec, logits: Tensor, masks: Masks) -> Tensor:
+    """Entropy `[...]` in nats of the joint action; `logits [..., H, K]` padded.
+
+    The joint distribution is a tree: the decider, then each head under the mask that earlier heads leave it. A head's
+    term is averaged over the probability of each branch in which it matters, where the update uses the sampled branch.
+    """
+    log_probs = _conditional_log_probs(spec, logits, masks)
+    return _expected_sum(spec, log_probs, lambda name: -(log_probs[name].exp() * log_probs[name]).sum(-1))
+
+
+def joint_kl(spec: ActionSpec, logits: Tensor, other_logits: Tensor, masks: Masks) -> Tensor:
+    """KL divergence `[...]` in nats of the joint action, from `logits` to `other_logits` under the same masks."""
+    log_p = _conditional_log_probs(spec, logits, masks)
+    log_q = _conditional_log_probs(spec, other_logits, masks)
+    return _expected_sum(spec, log_p, lambda name: (log_p[name].exp() * (log_p[name] - log_q[name])).sum(-1))
+
+
+def _conditional_log_probs(spec: ActionSpec, logits: Tensor, masks: Masks) -> dict[str, Tensor]:
+    """Per head `[..., size]`, or `[..., given size, size]` with one distribution per value of the given head."""
+    result = {}
+    for index, head in enumerate(spec.heads):
+        head_logits = logits[..., index, : head.size]
+        if head.mask_given is not None:
+            head_logits = head_logits.unsqueeze(-2)
+        result[head.name] = F.log_softmax(head_logits.masked_fill(~masks[head.name], MASK_FILL), dim=-1)
+    return result
+
+
+def _expected_sum(spec: ActionSpec, log_probs: dict[str, Tensor], term: Callable[[str], Tensor]) -> Tensor:
+    """The decider's `term` plus, for every other head, its `term` averaged over the branches where it matters."""
+    decision_probs = log_probs[spec.decider].exp()
+    relevance = relevance_table(spec, decision_probs.device)
+    total = term(spec.decider)
+    for index, head in enumerate(spec.heads):
+        if head.name != spec.decider:
+            weight = torch.where(relevance[:, index], decision_probs, 0.0)
+            total = total + (weight * _given_decision(spec, head, log_probs, term(head.name))).sum(-1)
+    return total
+
+
+def _given_decision(spec: ActionSpec, head: Head, log_probs: dict[str, Tensor], value: Tensor) -> Tensor:
+    """`value`, one per value of the given head, averaged to one per decision: `[..., decisions]`."""
+    if head.mask_given is None:
+        return value.unsqueeze(-1)
+    if head.mask_given == spec.decider:
+        return value
+    given = spec.head(head.mask_given)
+    if given.mask_given is not None:
+        value = value.unsqueeze(-2)
+    return _given_decision(spec, given, log_probs, (log_probs[given.name].exp() * value).sum(-1))

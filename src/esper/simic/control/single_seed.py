@@ -15,7 +15,7 @@ from torch import Tensor
 from esper.kasmina import ActionMasks
 from esper.leyline import NUM_BLENDS, NUM_OPS, Op
 from esper.simic.control.observation_layout import HOST, Column, scaled
-from esper.tolaria import Task
+from esper.tasks import Task
 from esper.tolaria.signals import HISTORY
 
 _STEPS_PER_EPOCH = 100

@@ -1,8 +1,6 @@
 """What a step pays: the objective and its alternatives, shaping, and checks against seeds that game their credit."""
 
-from esper.simic.rewards.breakdown import SHAPING_TERMS, RewardBreakdown
-from esper.simic.rewards.checks import GamingFlags, check_seeds, emit_flags
-from esper.simic.rewards.config import (
+from esper.simic.config.reward import (
     INTERVENTION_COSTS,
     ChecksConfig,
     ContributionConfig,
@@ -11,10 +9,14 @@ from esper.simic.rewards.config import (
     RewardFamily,
     ShapingConfig,
     SparseConfig,
+    check_gammas,
+    check_learner,
 )
+from esper.simic.rewards.breakdown import SHAPING_TERMS, RewardBreakdown
+from esper.simic.rewards.checks import GamingFlags, check_seeds, emit_flags
 from esper.simic.rewards.loss_facts import LOSS_CONFIGS, loss_config
 from esper.simic.rewards.rewards import Reward, make_reward
-from esper.simic.rewards.shaping import check_gammas, check_learner, potential, shaping_term
+from esper.simic.rewards.shaping import potential, shaping_term
 
 __all__ = [
     "INTERVENTION_COSTS",

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.leyline import DIVISION_GUARD, POINTS
 from esper.nissa import Hub
 from esper.nissa.events import RansomwareSuspected, RewardHackingSuspected
-from esper.simic.rewards.config import ChecksConfig
+from esper.simic.config.reward import ChecksConfig
 from esper.tolaria import Outcome
 
 

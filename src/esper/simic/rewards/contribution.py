@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.leyline import DIVISION_GUARD, POINTS, Op, Stage
+from esper.simic.config.reward import ContributionConfig
 from esper.simic.rewards.breakdown import bounded
 from esper.simic.rewards.checks import GamingFlags, judged_seeds
-from esper.simic.rewards.config import ContributionConfig
 from esper.simic.rewards.terms import Terms, final_objective, rents_now
 from esper.tolaria import Outcome
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from esper.leyline import InputError, unknown_name
-from esper.simic.rewards.config import LossConfig
-from esper.tolaria import find_task
+from esper.simic.config.reward import LossConfig
+from esper.tasks import find_task
 
 
 def _facts(task: str, best_loss: float, typical_delta: float) -> LossConfig:

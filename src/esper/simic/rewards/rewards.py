@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from esper.leyline import Stage
+from esper.simic.config.reward import RewardConfig, RewardFamily
 from esper.simic.rewards.breakdown import RewardBreakdown
 from esper.simic.rewards.checks import GamingFlags, check_seeds
-from esper.simic.rewards.config import RewardConfig, RewardFamily
 from esper.simic.rewards.contribution import contribution_terms
 from esper.simic.rewards.shaping import shaping_term
 from esper.simic.rewards.terms import Terms, loss_terms, objective_terms, sparse_terms

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import SlotTable
-from esper.leyline import GAMMA_TOLERANCE, InputError
-from esper.simic.rewards.config import RewardConfig, ShapingConfig
+from esper.simic.config.reward import RewardConfig, ShapingConfig
 from esper.tolaria import Outcome
 
 
@@ -25,19 +24,3 @@ def shaping_term(outcome: Outcome, config: RewardConfig) -> Tensor:
     over = outcome.ended if config.horizon_is_terminal else outcome.terminated
     ahead = torch.where(over, 0.0, potential(outcome.after.table, config.shaping))
     return config.gamma * ahead - potential(outcome.before.table, config.shaping)
-
-
-def check_gammas(reward_gamma: float, ppo_gamma: float) -> None:
-    """Refuse to train with two discounts: shaping would then change which policy is best."""
-    if not abs(reward_gamma - ppo_gamma) <= GAMMA_TOLERANCE:
-        raise InputError(f"reward gamma {reward_gamma} and PPO gamma {ppo_gamma} differ; give both the same value")
-
-
-def check_learner(reward: RewardConfig, gamma: float, horizon_is_terminal: bool) -> None:
-    """Refuse a reward whose discount or whose end of the problem is not that of the learner it pays."""
-    check_gammas(reward.gamma, gamma)
-    if reward.horizon_is_terminal != horizon_is_terminal:
-        raise InputError(
-            f"horizon_is_terminal is {reward.horizon_is_terminal} for the reward and {horizon_is_terminal} for PPO; "
-            "give both the same value"
-        )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import charge, objective
-from esper.simic.rewards.config import LossConfig, SparseConfig
+from esper.simic.config.reward import LossConfig, SparseConfig
 from esper.tolaria import Outcome, Situation
 
 Terms = dict[str, Tensor]

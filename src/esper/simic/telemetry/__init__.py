@@ -9,7 +9,6 @@ from esper.simic.telemetry.anomaly_detector import (
     SeedEpochs,
 )
 from esper.simic.telemetry.debug_records import NumericalStabilityReport, RatioExplosionDiagnostic
-from esper.simic.telemetry.emitters import anomaly_event, update_event
 from esper.simic.telemetry.gradient_collector import (
     AsyncGradientStats,
     GradientHealth,
@@ -41,11 +40,9 @@ __all__ = [
     "SeedGradientCollector",
     "TelemetryConfig",
     "UpdateWatcher",
-    "anomaly_event",
     "compute_lstm_health",
     "materialize_grad_stats",
     "prepare_profile",
     "profiled",
     "profiler_activities",
-    "update_event",
 ]

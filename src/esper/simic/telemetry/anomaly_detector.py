@@ -49,19 +49,23 @@ class AnomalyKind(StrEnum):
     REWARD_GAMING = "reward_gaming"
 
 
-_FASTER = "lower `lr`, or `epochs`, or give `target_kl`"
+_FASTER = "lower `learner.lr` or `learner.epochs`, or give `learner.target_kl`"
 ADVICE: Mapping[AnomalyKind, str] = {
     AnomalyKind.RATIO_EXPLOSION: _FASTER,
     AnomalyKind.RATIO_COLLAPSE: _FASTER,
-    AnomalyKind.VALUE_COLLAPSE: "look at `reward.scale` and `gamma`; raise `value_coef`; wait if the run is young",
+    AnomalyKind.VALUE_COLLAPSE: (
+        "look at `reward.scale` and `learner.gamma`; raise `learner.value_coef`; wait if the run is young"
+    ),
     AnomalyKind.VALUE_DIVERGENCE: "the critic is fitted to something else than the returns: look at its target",
-    AnomalyKind.NUMERICAL_INSTABILITY: "look for the first NaN: rewards, observations, then `lr`",
-    AnomalyKind.GRADIENT_DRIFT: "compare rewards and returns of this round with those before; lower `lr`",
-    AnomalyKind.ENTROPY_COLLAPSE: "raise `entropy_coef`, of one head `entropy_coef_per_head`; go back to a checkpoint",
+    AnomalyKind.NUMERICAL_INSTABILITY: "look for the first NaN: rewards, observations, then `learner.lr`",
+    AnomalyKind.GRADIENT_DRIFT: "compare rewards and returns of this round with those before; lower `learner.lr`",
+    AnomalyKind.ENTROPY_COLLAPSE: (
+        "raise `learner.entropy_coef`, or `learner.entropy_coef_per_head` of the head; go back to a checkpoint"
+    ),
     AnomalyKind.KL_SPIKE: _FASTER,
-    AnomalyKind.LSTM_UNHEALTHY: "lower `lr`; look at the observations for values that are out of scale",
+    AnomalyKind.LSTM_UNHEALTHY: "lower `learner.lr`; look at the observations for values that are out of scale",
     AnomalyKind.SEED_GRADIENT_VANISHING: "look at the blueprint: it cannot learn where it is planted",
-    AnomalyKind.SEED_GRADIENT_EXPLODING: "lower the seeds' learning rate in the task, or look at the blueprint",
+    AnomalyKind.SEED_GRADIENT_EXPLODING: "lower `world.seed_lr_scale`, or look at the blueprint",
     AnomalyKind.REWARD_GAMING: "pay by the objective alone, or set `reward.checks.penalty`; look at the seeds view",
 }
 """What to do first; fields of `TrainingConfig` stand in backticks."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.sequences import SequenceBatch
+from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.agent.types import HeadEntropies, HeadLogProbs, TelemetryLevels, by_head
 from esper.simic.telemetry.debug_records import NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.simic.telemetry.gradient_collector import (
@@ -46,8 +46,8 @@ class UpdateWatcher:
     _last: _LastMinibatch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._collector = SeedGradientCollector.for_policy(self.agent.max_grad_norm)
-        self._parameters = list(self.agent._base_network.parameters())
+        self._collector = SeedGradientCollector.for_policy(self.agent.config.max_grad_norm)
+        self._parameters = list(self.agent.policy.network.parameters())
 
     def minibatch(
         self, part: SequenceBatch, log_probs: HeadLogProbs, entropies: HeadEntropies, losses: Mapping[str, Tensor]
@@ -55,7 +55,7 @@ class UpdateWatcher:
         """Keep what this minibatch shows; nothing is fetched."""
         self._gradients = self._collector.collect_async(self._parameters)
         if self.levels.should_collect("debug"):
-            self._last = _LastMinibatch(part, log_probs, entropies, losses, _unit_norms(self.agent._units))
+            self._last = _LastMinibatch(part, log_probs, entropies, losses, _unit_norms(self.agent.units))
 
     def take_gradients(self) -> GradientHealth:
         """The gradients of the last minibatch, before clipping, in one transfer."""

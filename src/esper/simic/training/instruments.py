@@ -1,7 +1,6 @@
 """The instruments of a run: what the trainer tells them, they turn into events and alarms. Nothing here decides."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +9,19 @@ from torch import Tensor
 from esper.kasmina import Site, find_blueprint
 from esper.leyline import VALUE_WARM_UP, Blend, EventType, Op, Severity, TelemetryEvent
 from esper.nissa import Hub
-from esper.nissa.events import DecisionsRecorded, EpisodeEnded, Payload, UpdateExamined
+from esper.nissa.events import (
+    AnomalyDetected,
+    DecisionsRecorded,
+    EpisodeEnded,
+    Payload,
+    UpdateCompleted,
+    UpdateExamined,
+)
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import ActionDict, PPOUpdateMetrics
+from esper.simic.config import TrainingConfig
 from esper.simic.telemetry import (
+    ADVICE,
     Anomaly,
     AnomalyDetector,
     AnomalyReport,
@@ -23,12 +31,9 @@ from esper.simic.telemetry import (
     SeedEpochs,
     TelemetryConfig,
     UpdateWatcher,
-    anomaly_event,
     compute_lstm_health,
-    update_event,
 )
-from esper.simic.training.config import TrainingConfig
-from esper.simic.training.rounds import EpisodeTable, RoundOutcome
+from esper.simic.training.rounds import RoundTally
 from esper.simic.training.world import GrowthWorld
 
 _SUSPICIONS = (EventType.RANSOMWARE_SUSPECTED, EventType.REWARD_HACKING_SUSPECTED)
@@ -40,11 +45,11 @@ class Instruments:
     """Watches one run. The trainer calls `begin`, `collected` and `updated` in every round, in this order."""
 
     def __init__(self, config: TrainingConfig, hub: Hub) -> None:
-        self.levels = TelemetryConfig(config.telemetry)
+        self.levels = TelemetryConfig(config.telemetry.level)
         self._detector = AnomalyDetector(**config.to_anomaly_kwargs())
         self._tracker = GradientEMATracker(limit=self._detector.drift_limit)
         self._rounds = config.rounds
-        self._critic_rounds = config.critic_rounds
+        self._critic_rounds = config.telemetry.critic_rounds
         self._hub = hub
         self._suspects = _SuspectCounter()
         self._watcher: UpdateWatcher | None = None
@@ -60,7 +65,13 @@ class Instruments:
     @property
     def world_hub(self) -> Hub | None:
         """Where hosts tell what happens to them."""
-        return Hub([_Forward(self._hub, self._rounds), self._suspects]) if self.enabled else None
+        return Hub([self._hub, self._suspects]) if self.enabled else None
+
+    @property
+    def host_events(self) -> Severity:
+        """The least severity of hosts' events that is wanted now."""
+        least = self.levels.host_events
+        return Severity.WARNING if least is None or not self._hub.listening else least
 
     def tell(self, payload: Payload, *, env_id: int | None = None) -> None:
         """Record something, if anything is recorded."""
@@ -76,21 +87,20 @@ class Instruments:
             limits = self._detector.max_ratio_threshold, self._detector.min_ratio_threshold
             self._watcher = UpdateWatcher(agent, self.levels, *limits)
         agent.telemetry_config, agent.observer = self.levels, self._watcher
-        least = self.levels.host_events
-        world.tell_from(Severity.WARNING if least is None or not self._hub.listening else least)
+        world.tell_from(self.host_events)
         self._suspects.count = 0
 
-    def collected(self, outcome: RoundOutcome, agent: PPOAgent, world: GrowthWorld) -> None:
+    def collected(self, tally: RoundTally, agent: PPOAgent, world: GrowthWorld) -> None:
         """Its episodes are in the agent's buffer."""
         if not self.enabled:
             return
-        self._seeds = _seed_epochs(outcome.seed_epochs, world, self._suspects.count)
+        self._seeds = _seed_epochs(tally.seed_epochs, world, self._suspects.count)
         buffer = agent.buffer
         kept = buffer.hidden_storage == "all"
         states = (buffer.hidden_h[:, : buffer.num_steps], buffer.hidden_c[:, : buffer.num_steps])
         self._lstm = compute_lstm_health(states if kept else None)
         if self.levels.should_collect("normal") and self._hub.hears(Severity.INFO):
-            self._tell_episodes(outcome.episodes, agent, world)
+            self._tell_episodes(tally, agent, world)
 
     def updated(self, metrics: PPOUpdateMetrics, agent: PPOAgent) -> tuple[Anomaly, ...]:
         """The agent has learned from the round; returns the alarms."""
@@ -99,17 +109,20 @@ class Instruments:
         gradients = self._watcher.take_gradients()
         drift = self._tracker.update(metrics["total_grad_norm"], gradients["gradient_health"])
         entropies = {name: metrics["head_choice_entropies"][name] for name, n in metrics["head_choices"].items() if n}
-        update = update_event(
-            agent,
-            metrics,
-            gradients=gradients,
-            drift=drift,
-            lstm=self._lstm,
-            seeds=self._seeds,
-            collapsed=self._detector.collapsed_heads(entropies, self._round / self._rounds),
-            level=self.levels.current,
+        self.tell(
+            UpdateCompleted.of_metrics(
+                metrics,
+                agent.spec.names,
+                update=agent.updates,
+                total_steps=agent.total_steps,
+                learning_rate=agent.optimizer.param_groups[0]["lr"],
+                entropy_collapsed=self._detector.collapsed_heads(entropies, self._round / self._rounds),
+                gradients={**gradients, "drift": drift.norm},
+                lstm=None if self._lstm is None else self._lstm.to_dict(),
+                seeds=self._seeds.to_dict(),
+                level=self.levels.current,
+            )
         )
-        self.tell(update)
         records = self._watcher.take_debug_records(gradients)
         if records is not None:
             self.tell(UpdateExamined(ratios=records[0], stability=records[1]))
@@ -118,7 +131,10 @@ class Instruments:
         if anomalies:
             self.levels.escalate()
         for anomaly in anomalies:
-            self.tell(anomaly_event(anomaly))
+            advice = ADVICE[anomaly.kind]
+            self.tell(
+                AnomalyDetected(anomaly=anomaly.kind, message=anomaly.message, advice=advice, details=anomaly.details)
+            )
         return anomalies
 
     def _judge(self, metrics: PPOUpdateMetrics, entropies: Mapping[str, float], drift: GradientDrift) -> AnomalyReport:
@@ -146,11 +162,11 @@ class Instruments:
         self._tracker.load_state_dict(state["gradients"])
         self.levels.remaining = state["escalation"]
 
-    def _tell_episodes(self, episodes: EpisodeTable, agent: PPOAgent, world: GrowthWorld) -> None:
+    def _tell_episodes(self, tally: RoundTally, agent: PPOAgent, world: GrowthWorld) -> None:
         buffer = agent.buffer
         numbers = torch.stack([buffer.log_probs.sum(-1), buffer.values, buffer.rewards]).cpu()
         actions, steps = buffer.actions.tolist(), buffer.step_counts.tolist()
-        ended = episodes.rows()
+        ended = tally.rows()
         tasks = [task for task, hosts in world.by_task(buffer.step_counts).items() for _ in hosts]
         situations = world.situations()
         for index, task in enumerate(tasks):
@@ -212,22 +228,6 @@ def _decisions(actions: list[ActionDict], numbers: Tensor, sites: tuple[Site, ..
         value=value,
         reward=reward,
     )
-
-
-class _Forward:
-    """A sink that hands events on to another hub; a round beyond the last one is the teacher's, which is number 0."""
-
-    def __init__(self, hub: Hub, rounds: int) -> None:
-        self._hub = hub
-        self._rounds = rounds
-
-    def write(self, event: TelemetryEvent) -> None:
-        """Pass it on."""
-        lesson = event.round is not None and event.round > self._rounds
-        self._hub.emit(replace(event, round=0) if lesson else event)
-
-    def close(self) -> None:
-        """The other hub is not this one's to close."""
 
 
 class _SuspectCounter:

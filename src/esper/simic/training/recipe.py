@@ -7,7 +7,8 @@ from esper.leyline import OtherCatalogueError
 from esper.nissa import Hub
 from esper.simic.control import signals_to_features
 from esper.simic.rewards import Reward, RewardBreakdown, RewardConfig, emit_flags, make_reward
-from esper.tolaria import EpisodeSettings, GrowthEnv, Outcome, Population, Shard, Task, find_task
+from esper.tasks import Task, find_task
+from esper.tolaria import EpisodeSettings, GrowthEnv, Outcome, Population, Shard
 
 
 @dataclass(frozen=True, slots=True)

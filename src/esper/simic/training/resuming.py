@@ -6,33 +6,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from esper.leyline import DamagedFileError, InputError, OtherCatalogueError
+from esper.leyline import DamagedFileError, InputError, OtherCatalogueError, SlotConfig
 from esper.nissa.state_checks import shown
 from esper.simic.agent.checkpoint import build_agent, naming, read_checkpoint
-from esper.simic.agent.checkpoint_checks import DEFAULT_OPTIONS
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.control.action_spec import esper_action_spec
-from esper.simic.training.config import TrainingConfig
+from esper.simic.config import TrainingConfig
+from esper.simic.control import esper_action_spec, observation_width
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.run_state import RunState
-from esper.simic.training.setup import agent_options
+from esper.simic.training.setup import round_sizes
 
 _LOG = logging.getLogger(__name__)
-CHANGEABLE = ("rounds", "workers", "device", "host_devices", "telemetry")
+CHANGEABLE = ("rounds", "world.workers", "world.host_devices", "learner.device", "telemetry")
 """Fields that a resumed run may have otherwise: how long it goes on, where it computes, and what it records."""
-_APART = ("device", "state_dim", "slot_config", "total_steps_for_decay")
-"""Options of an agent that are not compared with the others: chosen anew, stored apart, or a matter of the rounds."""
-
 _NO_OTHER = "copy a whole one there, or begin another run in another folder with --out"
 
 
 def resumed_config(stored: TrainingConfig, given: TrainingConfig) -> TrainingConfig:
     """The config that a run goes on with: as `given`, if that changes nothing but what may change."""
-    if given.executor == "auto":
-        given = replace(given, executor=stored.executor)
+    if given.world.executor == "auto":
+        given = replace(given, world=replace(given.world, executor=stored.world.executor))
     before, after = _flat(stored.to_dict()), _flat(given.to_dict())
     names = [name for name in after | before if before.get(name) != after.get(name)]
-    fixed = [name for name in names if name not in CHANGEABLE]
+    fixed = [name for name in names if not name.startswith(CHANGEABLE)]
     if fixed:
         differences = ", ".join(f"{name} (stored {before.get(name)!r}, given {after.get(name)!r})" for name in fixed)
         raise InputError(
@@ -76,25 +72,26 @@ def load_newest(folder: RunFolder, config: TrainingConfig, num_slots: int) -> tu
 def _load(path: Path, config: TrainingConfig, num_slots: int, remedy: str) -> tuple[PPOAgent, RunState]:
     """Everything is checked against the config before anything is built."""
     state = read_checkpoint(path, remedy)
-    options = agent_options(config, num_slots)
     with naming(path, remedy):
-        _check_options(state, options)
-        run = RunState.of(state.pop("extra"), config, state["state_dim"])
-    agent = build_agent(state, config.device)
-    agent.total_steps_for_decay = options["total_steps_for_decay"]
-    return agent, run
+        _check_agent(state, config, num_slots)
+        run = RunState.of(state.pop("extra"), config)
+    state["round"] = round_sizes(config)
+    return build_agent(state, config.learner.device), run
 
 
-def _check_options(state: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Whether the agent in a checkpoint is the one that the config makes."""
-    wanted_options = {name: value for name, value in {**DEFAULT_OPTIONS, **options}.items() if name not in _APART}
-    expected = {f"config.{name}": (state["config"][name], value) for name, value in wanted_options.items()}
-    expected["state_dim"] = (state["state_dim"], options["state_dim"])
-    expected["slot_config"] = (state["slot_config"], options["slot_config"].to_dict())
-    expected["action_spec"] = (state["action_spec"], esper_action_spec(options["slot_config"]).to_dict())
-    for place, (stored, wanted) in expected.items():
-        if stored != wanted:
-            raise InputError(f"{place} is {shown(stored)}, but the config of the run asks for {shown(wanted)}")
+def _check_agent(state: Mapping[str, Any], config: TrainingConfig, num_slots: int) -> None:
+    """Whether the agent in a checkpoint is the one that the config makes; device and rounds may differ."""
+    slots, learner, sizes = SlotConfig.of_size(num_slots), config.learner.to_dict(), round_sizes(config)
+    wanted = {f"config.{name}": (state["config"][name], learner[name]) for name in learner if name != "device"}
+    wanted |= {f"round.{name}": (state["round"][name], sizes[name]) for name in ("num_envs", "max_steps")}
+    wanted["state_dim"] = (state["state_dim"], observation_width(num_slots))
+    wanted["slot_config"] = (state["slot_config"], slots.to_dict())
+    wanted["action_spec"] = (state["action_spec"], esper_action_spec(slots).to_dict())
+    for place, (stored, expected) in wanted.items():
+        if stored != expected:
+            raise InputError(f"{place} is {shown(stored)}, but the config of the run asks for {shown(expected)}")
+    if state["normalizer"] is None:
+        raise InputError("normalizer is missing")
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

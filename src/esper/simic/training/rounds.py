@@ -1,7 +1,6 @@
 """One round: whole episodes of every host, from their start to their end, into the agent's buffer."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,98 +8,44 @@ from torch import Tensor
 
 from esper.kasmina import num_blueprints
 from esper.leyline import SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, Op
+from esper.simic.agent.network import Policy
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden
-from esper.simic.control import RunningMeanStd
-from esper.simic.control.placing import move, move_masks
+from esper.simic.control.action_masks import move, move_masks
 from esper.simic.training.world import GrowthWorld, Transition
 
-
-@dataclass(frozen=True, slots=True)
-class EpisodeTable:
-    """The episodes of a round one by one: fields `[N]`, NaN where an episode was dropped."""
-
-    score: Tensor
-    """Quality of the committed network on validation."""
-    objective: Tensor
-    twin_objective: Tensor
-    price: Tensor
-    added_params: Tensor
-    kept: Tensor
-    returns: Tensor
-    ops: Tensor
-    """`[N, O]`."""
-    components: Mapping[str, Tensor]
-    dropped: Tensor
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One by one, in plain types."""
-        names = ("objective", "twin_objective", "price", "added_params", "kept")
-        columns: dict[str, list[Any]] = {name: getattr(self, name).tolist() for name in names}
-        columns |= {"val_score": self.score.tolist(), "return_": self.returns.tolist()}
-        columns["dropped"] = self.dropped.tolist()
-        columns["ops"] = [{op.name: int(row[op]) for op in Op} for row in self.ops.tolist()]
-        terms = {name: term.tolist() for name, term in self.components.items()}
-        columns["components"] = [{name: term[host] for name, term in terms.items()} for host in range(len(self.score))]
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+_AT_THE_END = ("score", "objective", "twin_objective", "price", "added_params", "kept")
+"""What is taken from the last step of an episode."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundOutcome:
-    """What the episodes of a round showed; means leave out episodes that were dropped."""
-
-    objective: Mapping[str, float]
-    """Per task: of the committed networks on validation."""
-    gain: Mapping[str, float]
-    """Per task: the same minus that of the twins left alone; NaN without twins."""
-    ops: Mapping[str, float]
-    """How often each op was chosen in an episode."""
-    kept: float
-    """Seeds kept for good in an episode."""
-    added_params: float
-    """Parameters that the final networks add."""
-    components: Mapping[str, float]
-    """Named terms of the rewards, summed over an episode."""
-    returns: Tensor
-    """`[N]`: rewards summed over each episode."""
-    dropped: int
-    """Episodes that were lost with their workers."""
-    episodes: EpisodeTable
-    seed_epochs: Tensor
-    """`[B + 1, 4]`: per blueprint id, epochs of seeds with a measured gradient, with a vanishing and with an exploding
-    one, and with a measured contribution."""
-
-
-class _Tally:
-    """Sums over a round, taken only where an episode is running."""
+class RoundTally:
+    """The episodes of a round one by one: tensors `[N]`, NaN where an episode was dropped."""
 
     def __init__(self, world: GrowthWorld) -> None:
-        self._world = world
+        self._by_task = world.by_task
+        unknown = torch.full((len(_AT_THE_END), world.num_envs), torch.nan)
+        self.ended = dict(zip(_AT_THE_END, unknown, strict=True))
+        """By name: see `Transition`."""
         self.ops = torch.zeros(world.num_envs, len(Op))
         self.returns = torch.zeros(world.num_envs)
         self.components: dict[str, Tensor] = {}
-        unknown = torch.full((6, world.num_envs), torch.nan)
-        self.objective, self.twin, self.params, self.kept, self.score, self.price = unknown
-        self.seed_epochs = torch.zeros(num_blueprints() + 1, 4, dtype=torch.int64)
+        """Named terms of the rewards, summed over each episode."""
         self.dropped = torch.zeros(world.num_envs, dtype=torch.bool)
+        """Lost with their workers."""
+        self.seed_epochs = torch.zeros(num_blueprints() + 1, 4, dtype=torch.int64)
+        """`[B + 1, 4]`: per blueprint id, epochs of seeds with a measured gradient, with a vanishing and with an
+        exploding one, and with a measured contribution."""
 
     def add(self, actions: Tensor, step: Transition, running: Tensor) -> None:
-        """Count one step."""
+        """Count one step, where an episode is running."""
         self.ops[torch.arange(len(actions)), actions[:, -1]] += running
         self.returns += torch.where(running, step.rewards, 0.0)
         for name, term in step.components.items():
             added = torch.where(running, term, 0.0)
             self.components[name] = self.components.get(name, torch.zeros_like(added)) + added
         ended = running & (step.terminated | step.truncated)
-        for mine, theirs in (
-            (self.objective, step.objective),
-            (self.twin, step.twin_objective),
-            (self.params, step.added_params),
-            (self.kept, step.kept),
-            (self.score, step.score),
-            (self.price, step.price),
-        ):
-            mine[ended] = theirs[ended].to(torch.float32)
+        for name, column in self.ended.items():
+            column[ended] = getattr(step, name)[ended].to(torch.float32)
         self._count_seeds(step, running)
         self.dropped |= running & step.dropped
 
@@ -114,95 +59,88 @@ class _Tally:
         )
         self.seed_epochs.index_add_(0, ids.flatten(), torch.stack(kinds, -1).flatten(0, 1).long())
 
-    def _episodes(self) -> EpisodeTable:
-        return EpisodeTable(
-            self.score,
-            self.objective,
-            self.twin,
-            self.price,
-            self.params,
-            self.kept,
-            self.returns,
-            self.ops,
-            self.components,
-            self.dropped,
-        )
+    def means(self) -> dict[str, Any]:
+        """Means over the episodes that were not dropped, as `RoundCompleted` takes them."""
+        whole, ended = ~self.dropped, self.ended
+        gain = ended["objective"] - ended["twin_objective"]
+        ops = self.ops[whole].mean(0).tolist()
+        return {
+            "objective": {task: float(part.nanmean()) for task, part in self._by_task(ended["objective"]).items()},
+            "gain": {task: float(part.nanmean()) for task, part in self._by_task(gain).items()},
+            "ops": {op.name: ops[op] for op in Op},
+            "kept": float(ended["kept"].nanmean()),
+            "added_params": float(ended["added_params"].nanmean()),
+            "components": {name: float(term[whole].mean()) for name, term in self.components.items()},
+            "dropped": int(self.dropped.sum()),
+        }
 
-    def outcome(self) -> RoundOutcome:
-        """The means."""
-        whole = ~self.dropped
-        counts = self.ops[whole].mean(0).tolist()
-        by_task = self._world.by_task
-        return RoundOutcome(
-            {task: float(values.nanmean()) for task, values in by_task(self.objective).items()},
-            {task: float(values.nanmean()) for task, values in by_task(self.objective - self.twin).items()},
-            {op.name: counts[op] for op in Op},
-            float(self.kept.nanmean()),
-            float(self.params.nanmean()),
-            {name: float(term[whole].mean()) for name, term in self.components.items()},
-            self.returns,
-            int(self.dropped.sum()),
-            self._episodes(),
-            self.seed_epochs,
-        )
+    def rows(self) -> list[dict[str, Any]]:
+        """The episodes one by one, as `EpisodeEnded` takes them."""
+        columns: dict[str, list[Any]] = {name: column.tolist() for name, column in self.ended.items()}
+        columns["val_score"] = columns.pop("score")
+        columns |= {"return_": self.returns.tolist(), "dropped": self.dropped.tolist()}
+        columns["ops"] = [{op.name: int(row[op]) for op in Op} for row in self.ops.tolist()]
+        terms = {name: term.tolist() for name, term in self.components.items()}
+        hosts = range(len(self.returns))
+        columns["components"] = [{name: term[host] for name, term in terms.items()} for host in hosts]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def collect_round(
     agent: PPOAgent,
-    normalizer: RunningMeanStd,
     world: GrowthWorld,
     round_index: int,
     check_interrupt: Callable[[], None] = lambda: None,
     teacher: str | None = None,
     *,
     watch: bool = True,
-) -> RoundOutcome:
-    """Play one episode per host and store it; the statistics of the normaliser stay as they are.
-
-    The normaliser is on the agent's device.
+) -> RoundTally:
+    """Play one episode per host and store it; the statistics of the policy's normaliser stay as they are.
 
     `check_interrupt` is called after every step, and may raise. With a `teacher`, what is stored as actions is what the
     controller of that name would do; the agent either watches it play, or plays itself and is told.
     """
+    policy = agent.policy
     agent.buffer.clear()
     observations, masks = world.reset(round_index, check_interrupt)
-    hidden = agent.initial_hidden(world.num_envs)
+    hidden = policy.initial_hidden(world.num_envs)
     running = torch.ones(world.num_envs, dtype=torch.bool)
-    tally = _Tally(world)
+    tally = RoundTally(world)
     teachers = None if teacher is None else world.controllers(teacher)
     while running.any():
-        # The world is on the CPU; policy, normaliser and buffer are on the agent's device.
+        # The world is on the CPU; policy and buffer are on the agent's device.
         observations, masks = move(observations, agent.device), move_masks(masks, agent.device)
-        normalized = normalizer.normalize(observations)
+        normalized = policy.normalized(observations)
         decision = agent.act(normalized, masks, hidden)
         played = decision.actions.cpu()
+        # A teacher's action is the label, whoever plays.
         if teachers is not None:
             advice = world.decide(teachers)
             played = advice if watch else played
             decision = decision._replace(actions=advice)
         step = world.step(played)
+        over = step.terminated | step.truncated
+        bootstrapped = bool(step.truncated.any()) and not agent.config.horizon_is_terminal
         agent.buffer.add_step(
             normalized,
             masks,
             hidden,
             decision,
             step.rewards,
-            step.terminated | step.truncated,
+            over,
             step.truncated,
-            bootstrap_values=_values_after(step, agent, normalizer, decision.hidden),
+            bootstrap_values=_values_after(step, policy, decision.hidden) if bootstrapped else None,
             raw_obs=observations,
             active=running,
         )
         tally.add(played, step, running)
-        running = running & ~(step.terminated | step.truncated | step.dropped)
+        running = running & ~(over | step.dropped)
         observations, masks, hidden = step.observations, step.masks, decision.hidden
         check_interrupt()
     agent.buffer.step_counts[tally.dropped] = 0  # nothing is learned from episodes that were lost
-    return tally.outcome()
+    return tally
 
 
-def _values_after(step: Transition, agent: PPOAgent, normalizer: RunningMeanStd, hidden: Hidden) -> Tensor | None:
-    """What the state after `step` is worth, if an episode was cut off there and went on being worth something."""
-    if agent.horizon_is_terminal or not step.truncated.any():
-        return None
-    return agent.value(normalizer.normalize(move(step.observations, agent.device)), hidden)
+def _values_after(step: Transition, policy: Policy, hidden: Hidden) -> Tensor:
+    """What the state after `step` is worth, for episodes that were cut off there and go on being worth something."""
+    return policy.value(policy.normalized(move(step.observations, policy.device)), hidden)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import DamagedFileError, EsperError, InputError, read_json, remove_partial_files, write_atomically
-from esper.simic.training.config import TrainingConfig
+from esper.simic.config import TrainingConfig
 from esper.simic.training.run_lock import locked
 
 _PREFIX, _SUFFIX = "round-", ".pt"

@@ -20,22 +20,24 @@ from esper.nissa.state_checks import (
     checked_whole,
     shown,
 )
-from esper.simic.control.normalization import check_statistics
-from esper.simic.training.config import TrainingConfig
+from esper.simic.config import TrainingConfig
 
 BASELINES = ("never", "heuristic")
 """Controllers that are measured on the validation seeds before a run begins."""
-_ROUND_FIELDS = {
-    spec.name: get_type_hints(RoundCompleted)[spec.name] for spec in fields(RoundCompleted) if spec.name != "seconds"
-}
-"""What the history keeps of a round, by its type; seconds are for the log alone, because no two runs agree on them."""
+_KEPT = [spec.name for spec in fields(RoundCompleted) if spec.name != "seconds"]
+_ROUND_FIELDS = {name: hint for name, hint in get_type_hints(RoundCompleted).items() if name in _KEPT}
+"""What the history keeps of a round, by its type."""
+
+
+def history_entry(record: RoundCompleted) -> dict[str, Any]:
+    """A round as the history keeps it: without its seconds, because no two runs agree on them."""
+    return {name: getattr(record, name) for name in _ROUND_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
     """A run between two rounds, as tensors and built-in types."""
 
-    normalizer: dict[str, Tensor]
     round: int
     """Rounds that are over."""
     phase: int
@@ -57,13 +59,12 @@ class RunState:
         return {spec.name: getattr(self, spec.name) for spec in fields(self)}
 
     @classmethod
-    def of(cls, extra: object, config: TrainingConfig, state_dim: int) -> Self:
+    def of(cls, extra: object, config: TrainingConfig) -> Self:
         """The inverse of `to_dict`; what a run with this config cannot have left is refused, and its place named."""
         state = checked_keys(extra, [spec.name for spec in fields(cls)], "extra")
-        check_statistics(state["normalizer"], (state_dim,), "extra.normalizer")
         checked_whole(state["round"], "extra.round", 0, config.rounds)
-        checked_whole(state["phase"], "extra.phase", 0, len(config.curriculum))
-        checked_whole(state["lessons"], "extra.lessons", 0, config.lessons)
+        checked_whole(state["phase"], "extra.phase", 0, len(config.world.curriculum))
+        checked_whole(state["lessons"], "extra.lessons", 0, config.lessons.rounds)
         if not isinstance(state["best"], float) or not state["best"] < math.inf:
             raise InputError(f"extra.best must be a number; got {shown(state['best'])}")
         _check_generator(state["rng"])
@@ -85,12 +86,12 @@ def _check_baselines(baselines: object, config: TrainingConfig) -> None:
     if isinstance(baselines, dict) and not baselines:
         return  # they were not measured yet
     for name, by_task in checked_keys(baselines, BASELINES, "extra.baselines").items():
-        for task, score in checked_keys(by_task, config.tasks, f"extra.baselines.{name}").items():
+        for task, score in checked_keys(by_task, config.world.tasks, f"extra.baselines.{name}").items():
             checked_number(score, f"extra.baselines.{name}.{task}")
 
 
 def _check_history(history: object, rounds: int, config: TrainingConfig) -> None:
-    tasks = {config.in_phase(phase).tasks for phase in range(len(config.curriculum) + 1)}
+    tasks = {config.world.in_phase(phase).tasks for phase in range(len(config.world.curriculum) + 1)}
     for index, entry in enumerate(checked_list(history, "extra.history", rounds)):
         place = f"extra.history.{index}"
         for name, value in checked_keys(entry, tuple(_ROUND_FIELDS), place).items():

@@ -1,14 +1,61 @@
-"""What a run needs before it begins: a machine that can run its hosts, and an agent that fits them."""
+"""What a run needs before it begins: names that exist, a machine that can run its hosts, an agent that fits them."""
 
-from typing import Any
+import math
+from dataclasses import replace
 
 import torch
 
-from esper.leyline import InputError, SlotConfig
+from esper.kasmina import UNLIMITED
+from esper.leyline import InputError, SlotConfig, unknown_name
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.config import TrainingConfig, WorldConfig
 from esper.simic.control import observation_width
-from esper.simic.training.config import TrainingConfig
-from esper.tolaria import Population, find_task
+from esper.tamiyo import controller_names
+from esper.tasks import find_task
+from esper.tolaria import ComputeSettings, EpisodeSettings, Population, TrackerSettings, choose_executor
 from esper.tolaria.compute import find_device
+
+
+def episode_settings(world: WorldConfig) -> EpisodeSettings:
+    """How the episodes of a world run."""
+    return EpisodeSettings(
+        world.episode_length,
+        world.price,
+        UNLIMITED if world.budget is None else world.budget,
+        world.batches_per_epoch,
+        world.batch_size,
+        world.host_lr,
+        world.germinate_when_stable,
+        flop_price=world.flop_price,
+        seed_lr_scale=world.seed_lr_scale,
+        tracker=TrackerSettings(stable_improvement=world.stable_improvement, stable_epochs=world.stable_epochs),
+        compute=ComputeSettings(world.precision, world.compile_hosts, world.host_devices),
+    )
+
+
+def require_known(config: TrainingConfig) -> None:
+    """Refuse names of tasks, controllers or devices that do not exist, and settings that do not go together."""
+    teacher = config.lessons.teacher
+    if teacher is not None and teacher not in controller_names():
+        raise unknown_name("lessons.teacher", teacher, controller_names())
+    for phase in range(len(config.world.curriculum) + 1):
+        world = config.world.in_phase(phase)
+        for task in world.tasks:
+            find_task(task)
+        episode_settings(world).compute.check_executor(world.executor)
+
+
+def settled(config: TrainingConfig) -> TrainingConfig:
+    """`config` with one executor in place of "auto": timed anew, a resumed run might choose another one."""
+    require_known(config)
+    world = config.world
+    if world.executor != "auto":
+        return config
+    hosts = math.ceil(world.envs / max(1, world.workers // len(world.tasks)))
+    compute = episode_settings(world).compute
+    tasks = {*world.tasks, *(task for phase in world.curriculum for task in phase.tasks or ())}
+    chosen = {choose_executor("auto", find_task(task), hosts, compute) for task in sorted(tasks)}
+    return replace(config, world=replace(world, executor="stacked" if chosen == {"stacked"} else "loop"))
 
 
 def require_ready(config: TrainingConfig) -> int:
@@ -17,29 +64,38 @@ def require_ready(config: TrainingConfig) -> int:
     One host of every task, those of the curriculum too, is made as the run would make it: that needs its data, its
     devices, and an executor that can run it.
     """
-    find_device(config.device)
+    require_known(config)
+    find_device(config.learner.device)
     slots: dict[str, int] = {}
     with torch.random.fork_rng(devices=[]):
-        for phase in range(len(config.curriculum) + 1):
-            of_phase = config.in_phase(phase)
-            settings, executor = of_phase.episode_settings(), of_phase.executor
-            for task in set(of_phase.tasks) - set(slots):
-                slots[task] = Population(find_task(task), 1, settings, executor=executor).table.shape[1]
+        for phase in range(len(config.world.curriculum) + 1):
+            world = config.world.in_phase(phase)
+            for task in set(world.tasks) - set(slots):
+                population = Population(find_task(task), 1, episode_settings(world), executor=world.executor)
+                slots[task] = population.table.shape[1]
     if len(set(slots.values())) > 1:
         counts = ", ".join(f"{task} {count}" for task, count in sorted(slots.items()))
         raise InputError(f"tasks must have hosts with the same number of slots; these have: {counts}")
-    return slots[config.tasks[0]]
+    return slots[config.world.tasks[0]]
 
 
-def agent_options(config: TrainingConfig, num_slots: int) -> dict[str, Any]:
-    """The arguments of `PPOAgent` for a run with this config, on hosts with this many slots."""
-    length = max(config.episode_length or find_task(task).episode_length for task in config.tasks)
-    num_envs = config.envs * len(config.tasks)
-    return {
-        "state_dim": observation_width(num_slots),
-        "slot_config": SlotConfig.of_size(num_slots),
-        "num_envs": num_envs,
-        "max_steps": length,
-        "total_steps_for_decay": max(1, int(config.entropy_decay * config.rounds * num_envs * length)),
-        **config.to_ppo_kwargs(),
-    }
+def round_sizes(config: TrainingConfig) -> dict[str, int | None]:
+    """The sizes of an agent that follow from the run: see `PPOAgent`."""
+    world = config.world
+    length = max(world.episode_length or find_task(task).episode_length for task in world.tasks)
+    steps = int(config.learner.entropy_decay * config.rounds * world.episodes * length)
+    decay = max(1, steps) if config.learner.entropy_decay > 0 else None
+    return {"num_envs": world.episodes, "max_steps": length, "decay_steps": decay}
+
+
+def make_agent(config: TrainingConfig, num_slots: int) -> PPOAgent:
+    """A fresh agent for hosts with this many slots; torch's random state decides its weights."""
+    agent = PPOAgent(
+        config.learner,
+        state_dim=observation_width(num_slots),
+        slot_config=SlotConfig.of_size(num_slots),
+        normalize=True,
+        **round_sizes(config),  # type: ignore[arg-type]
+    )
+    agent.policy.add_bias("op", config.learner.op_bias)
+    return agent

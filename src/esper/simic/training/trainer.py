@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,24 +12,21 @@ from esper.leyline import HEAD_NAMES, EsperError, InputError
 from esper.nissa import Hub
 from esper.nissa.events import CheckpointSaved, LessonCompleted, RoundCompleted, RunStarted
 from esper.simic.agent.checkpoint import pack_checkpoint
-from esper.simic.agent.cloning import Cloning, clone
-from esper.simic.agent.network import last_layer
+from esper.simic.agent.cloning import clone
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.rewards import check_learner
+from esper.simic.config import FIRST_LESSON, TrainingConfig
 from esper.simic.telemetry import Anomaly
-from esper.simic.training.config import TrainingConfig
-from esper.simic.training.config_checks import FIRST_LESSON
-from esper.simic.training.controller import LearnedController, fresh_normalizer, restore_normalizer
+from esper.simic.training.controller import LearnedController
 from esper.simic.training.instruments import Instruments
 from esper.simic.training.resuming import load_newest
-from esper.simic.training.rounds import RoundOutcome, collect_round
+from esper.simic.training.rounds import collect_round
 from esper.simic.training.run_folder import RunFolder
-from esper.simic.training.run_state import BASELINES, RunState
-from esper.simic.training.setup import agent_options, require_ready
+from esper.simic.training.run_state import BASELINES, RunState, history_entry
+from esper.simic.training.setup import episode_settings, make_agent, require_known, require_ready
 from esper.simic.training.world import GrowthWorld
 from esper.tamiyo import Controller, make_controller, run_episodes
-from esper.tolaria import find_task
+from esper.tasks import find_task
 
 FIRST_VALIDATION_SEED = 1_000_000
 """Validation episodes are seeded from here on, far from what people report on."""
@@ -43,18 +40,14 @@ class InterruptedRunError(EsperError):
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """One round in numbers, as people and logs get it."""
+    """A round as whoever watches the run gets it: its record, and what the record leaves out."""
 
-    round: int
+    record: RoundCompleted
     rounds: int
     baselines: Mapping[str, Mapping[str, float]]
-    """Per baseline and task: the same on the validation seeds, measured at the start."""
-    validation: Mapping[str, float] | None
-    """Per task: the deterministic policy on the validation seeds, in rounds that measured it."""
-    outcome: RoundOutcome
+    """Per baseline and task: the objective on the validation seeds, measured at the start."""
     metrics: PPOUpdateMetrics
-    seconds: float
-    anomalies: tuple[Anomaly, ...] = ()
+    anomalies: tuple[Anomaly, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +90,13 @@ class Trainer:
         self._best = float("-inf")
         self._lessons = 0
         self._phase = 0
-        check_learner(config.reward, config.gamma, config.horizon_is_terminal)
+        require_known(config)
         self._resumed = resume and self._resume()
         self._phase = max(self._phase, config.phase_in(self.round))
-        self.world = self._open_world(config.in_phase(self._phase))
+        self.world = self._open_world(self._config_now())
         if not self._resumed:
             torch.manual_seed(config.seed)
-            self.agent = self._make_agent()
-            self.normalizer = fresh_normalizer(self.agent)
+            self.agent = make_agent(config, self.world.num_slots)
         self._remember()
 
     def run(self) -> TrainingSummary:
@@ -123,42 +115,52 @@ class Trainer:
             self.world.close()
         return TrainingSummary(self.round, self._best, self.baselines, self.history)
 
+    def _config_now(self) -> TrainingConfig:
+        """The config with the world of the present phase."""
+        return replace(self.config, world=self.config.world.in_phase(self._phase))
+
     def _open_world(self, config: TrainingConfig) -> GrowthWorld:
         self._world_config = config
         with torch.random.fork_rng(devices=[]):  # a run goes on the same whether its world is new or resumed
-            return GrowthWorld(config, self._instruments.world_hub)
+            return GrowthWorld(config, self._instruments.world_hub, self._instruments.host_events)
 
     def _enter_phase(self) -> None:
         """Go on in another world if the curriculum says so; a run that was given more rounds does not go back."""
         self._phase = max(self._phase, self.config.phase_in(self.round))
-        config = self.config.in_phase(self._phase)
+        config = self._config_now()
         if config != self._world_config:
             self.world.close()
             self.world = self._open_world(config)
 
     def _play_round(self) -> RoundReport:
         start = time.perf_counter()
+        # Collect the episodes of a round.
         self._enter_phase()
         self._set_learning_rate()
         self._instruments.begin(self.round + 1, self.agent, self.world)
-        outcome = collect_round(self.agent, self.normalizer, self.world, self.round, self._check_interrupt)
-        self._instruments.collected(outcome, self.agent, self.world)
-        metrics = self.agent.update(obs_normalizer=self.normalizer)
+        tally = collect_round(self.agent, self.world, self.round, self._check_interrupt)
+        self._instruments.collected(tally, self.agent, self.world)
+        # Learn from them.
+        metrics = self.agent.update()
         anomalies = self._instruments.updated(metrics, self.agent)
         self.round += 1
         for name in HEAD_NAMES:
             entropies = metrics["head_entropies"].get(name) or [float("nan")]
             _LOG.debug("round %d: entropy of %s %.3f", self.round, name, sum(entropies) / len(entropies))
-        return RoundReport(
-            self.round,
-            self.config.rounds,
-            self.baselines,
-            self._validate() if self._validation_due() else None,
-            outcome,
-            metrics,
-            time.perf_counter() - start,
-            anomalies,
+        # Record what came of it.
+        validation = self._validate() if self._validation_due() else None
+        record = RoundCompleted(
+            round=self.round,
+            validation=validation,
+            explained_variance=metrics["explained_variance"],
+            entropy=metrics["joint_entropy"],
+            approx_kl=metrics["approx_kl"],
+            clip_fraction=metrics["clip_fraction"],
+            advantage_std=metrics["advantage_std_prenorm"],
+            seconds=time.perf_counter() - start,
+            **tally.means(),
         )
+        return RoundReport(record, self.config.rounds, self.baselines, metrics, anomalies)
 
     def _validation_due(self) -> bool:
         every = self.config.validate_every
@@ -166,7 +168,7 @@ class Trainer:
 
     def _validate(self) -> dict[str, float]:
         """The deterministic policy on the validation seeds; the best is kept."""
-        scores = self._mean_objectives(LearnedController(self.agent, self.normalizer))
+        scores = self._mean_objectives(LearnedController(self.agent.policy))
         mean = sum(scores.values()) / len(scores)
         if mean > self._best:
             self._best = mean
@@ -187,13 +189,14 @@ class Trainer:
     def _mean_objectives(self, controller: Controller) -> dict[str, float]:
         seeds = range(FIRST_VALIDATION_SEED, FIRST_VALIDATION_SEED + self.config.validation_episodes)
         means = {}
-        for task in self.config.tasks:
+        world = self.config.world
+        for task in world.tasks:
             results = run_episodes(
                 find_task(task),
                 controller,
                 seeds,
-                self.config.episode_settings(),
-                executor=self.config.executor,
+                episode_settings(world),
+                executor=world.executor,
                 test=False,
                 after_step=self._check_interrupt,
             )
@@ -201,72 +204,38 @@ class Trainer:
         return means
 
     def _take_lessons(self) -> None:
-        """Before the first round: watch the teacher and imitate it, then play and be told what it would have done.
+        """Behaviour cloning before the first round: first of a teacher that plays, then of one that only advises.
 
         Playing shows the value function what comes of other decisions than the teacher's, before it is relied upon.
         """
-        while self.config.teacher is not None and self.round == 0 and self._lessons < self.config.lessons:
-            manner = "watching" if self._lessons == 0 else "playing under the eye of"
-            self._announce(f"lesson {self._lessons + 1} of {self.config.lessons}: {manner} {self.config.teacher}")
-            outcome = collect_round(
-                self.agent,
-                self.normalizer,
-                self.world,
-                FIRST_LESSON + self._lessons,
-                self._check_interrupt,
-                self.config.teacher,
-                watch=self._lessons == 0,
-            )
-            buffer = self.agent.buffer
-            self.normalizer.update(buffer.raw_obs[buffer.valid])
-            buffer.obs.copy_(self.normalizer.normalize(buffer.raw_obs))
-            cloning = clone(
-                self.agent,
-                self.config.lesson_passes,
-                self.config.lesson_lr,
-                self.config.lesson_smoothing,
-                self.config.lesson_detail_smoothing,
-                self.config.op_bias,
-            )
+        lessons = self.config.lessons
+        while lessons.teacher is not None and self.round == 0 and self._lessons < lessons.rounds:
+            watch = self._lessons == 0
+            manner = "watching" if watch else "playing, advised by"
+            self._announce(f"lesson {self._lessons + 1} of {lessons.rounds}: {manner} {lessons.teacher}")
+            index = FIRST_LESSON + self._lessons
+            tally = collect_round(self.agent, self.world, index, self._check_interrupt, lessons.teacher, watch=watch)
+            cloning = clone(self.agent, lessons)
             self._lessons += 1
-            self._record_lesson(outcome, cloning)
+            if cloning.left_out or cloning.skipped_steps:
+                left_out = f"{cloning.left_out} episodes and {cloning.skipped_steps} minibatches"
+                self._announce(f"NaN or infinity: {left_out} were left out")
+            self._instruments.tell(
+                LessonCompleted(
+                    lesson=self._lessons,
+                    gain=tally.means()["gain"],
+                    first_loss=cloning.losses[0],
+                    last_loss=cloning.losses[-1],
+                    left_out=cloning.left_out,
+                    skipped_steps=cloning.skipped_steps,
+                )
+            )
             self._remember()
             self._checkpoint()
 
-    def _record_lesson(self, outcome: RoundOutcome, cloning: Cloning) -> None:
-        left_out, skipped = cloning.left_out, cloning.skipped_steps
-        if left_out or skipped:
-            self._announce(f"NaN or infinity: {left_out} episodes and {skipped} minibatches were left out")
-        self._instruments.tell(
-            LessonCompleted(
-                lesson=self._lessons,
-                gain=dict(outcome.gain),
-                first_loss=cloning.losses[0],
-                last_loss=cloning.losses[-1],
-                left_out=left_out,
-                skipped_steps=skipped,
-            )
-        )
-
     def _record(self, report: RoundReport) -> None:
-        entry: dict[str, Any] = {
-            "round": report.round,
-            "objective": dict(report.outcome.objective),
-            "gain": dict(report.outcome.gain),
-            "validation": report.validation,
-            "ops": dict(report.outcome.ops),
-            "kept": report.outcome.kept,
-            "added_params": report.outcome.added_params,
-            "components": dict(report.outcome.components),
-            "dropped": report.outcome.dropped,
-            "explained_variance": report.metrics["explained_variance"],
-            "entropy": report.metrics["joint_entropy"],
-            "approx_kl": report.metrics["approx_kl"],
-            "clip_fraction": report.metrics["clip_fraction"],
-            "advantage_std": report.metrics["advantage_std_prenorm"],
-        }
-        self.history.append(entry)
-        self._instruments.tell(RoundCompleted(**entry, seconds=report.seconds))
+        self.history.append(history_entry(report.record))
+        self._instruments.tell(report.record)
         self._watch(report)
 
     def _remember(self) -> None:
@@ -282,7 +251,6 @@ class Trainer:
 
     def _extra(self) -> dict[str, Any]:
         return RunState(
-            normalizer=self.normalizer.state_dict(),
             round=self.round,
             phase=self._phase,
             rng=torch.get_rng_state(),
@@ -308,20 +276,13 @@ class Trainer:
             self._announce("no checkpoint was written yet: beginning with the first round")
             return False
         self.agent, state = found
-        self.normalizer = restore_normalizer(state.normalizer, self.agent)
         self.round, self._best, self._lessons = state.round, state.best, state.lessons
         self.baselines, self.history, self._phase = state.baselines, state.history, state.phase
         self._instruments.load_state_dict(state.instruments)
         torch.set_rng_state(state.rng)
         return True
 
-    def _make_agent(self) -> PPOAgent:
-        agent = PPOAgent(**agent_options(self.config, self.world.num_slots))
-        with torch.no_grad():
-            bias = last_layer(agent._base_network.policy_head("op")).bias
-            bias.add_(torch.tensor(self.config.op_bias, device=agent.device))
-        return agent
-
     def _set_learning_rate(self) -> None:
-        progress = self.round / self.config.rounds if self.config.lr_schedule == "linear" else 0.0
-        self.agent.set_learning_rate(self.config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress))
+        learner = self.config.learner
+        progress = self.round / self.config.rounds if learner.lr_schedule == "linear" else 0.0
+        self.agent.set_learning_rate(learner.lr * (1 - (1 - _LAST_LR_FACTOR) * progress))

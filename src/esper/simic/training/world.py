@@ -1,6 +1,5 @@
 """The world of a run: hosts of several tasks side by side, seen by the controller as one batch of environments."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,22 +11,13 @@ from torch import Tensor
 from esper.kasmina import ActionMasks
 from esper.leyline import HEAD_NAMES, InputError, Severity, Stage
 from esper.nissa import Hub, MemorySink
+from esper.simic.config import FIRST_LESSON, TrainingConfig
 from esper.simic.control import Masks
-from esper.simic.telemetry import TelemetryConfig
-from esper.simic.training.config import TrainingConfig
-from esper.simic.training.config_checks import FIRST_LESSON
 from esper.simic.training.recipe import EnvRecipe
+from esper.simic.training.setup import episode_settings
 from esper.tamiyo import Controller, make_controller
-from esper.tolaria import (
-    Environment,
-    Shard,
-    Situation,
-    Step,
-    WorkerPool,
-    choose_executor,
-    episode_seed,
-    find_task,
-)
+from esper.tasks import find_task
+from esper.tolaria import Environment, Shard, Situation, Step, WorkerPool, episode_seed
 
 
 def masks_by_head(masks: ActionMasks) -> Masks:
@@ -42,7 +32,7 @@ class Transition:
     observations: Tensor
     masks: Masks
     rewards: Tensor
-    """Where hosts have twins, the last one is less what the twins lead to expect."""
+    """Where hosts have twins, the baseline that they give is subtracted from the last one."""
     terminated: Tensor
     truncated: Tensor
     dropped: Tensor
@@ -71,33 +61,34 @@ class Transition:
 class GrowthWorld:
     """The hosts of all tasks of a run, in this process or shared out over workers.
 
-    With twins, every host has one that starts from the same seed and is left alone, and its host's last reward is less
-    what the twins of its task earned on average and `twin_weight` of how far its own twin is from that. A policy cannot
-    change its twins, so this changes no comparison between policies; it removes some of the luck of the seed, which is
-    larger than what a decision brings. Taking off all of a twin would add luck instead: a host that grows and its twin
-    share their start, and only a part of their fortune. It is done at the end, because step by step the twins' own ups
-    and downs, which nobody observes, would only add noise. Twins are trained once: after `distinct_rounds` rounds the
-    same seeds come round again, and what their twins earned is known.
+    With twins, every host has one that starts from the same seed and is left alone, and a baseline is subtracted from
+    its host's last reward: the mean return of the twins of its task, plus `twin_weight` of how far its own twin is from
+    that. A policy cannot change its twins, so this control variate changes no comparison between policies; it removes
+    some of the luck of the seed, which is larger than what a decision brings. A weight of 1 would add variance instead:
+    a host that grows and its twin share their start, and only a part of their fortune. It is done at the end, because
+    step by step the twins' own ups and downs, which nobody observes, would only add noise. Twins are trained once:
+    after `distinct_rounds` rounds the same seeds come round again, and what their twins earned is known.
     """
 
-    def __init__(self, config: TrainingConfig, hub: Hub | None = None) -> None:
-        self.tasks = config.tasks
+    def __init__(self, config: TrainingConfig, hub: Hub | None = None, least: Severity = Severity.INFO) -> None:
+        world = config.world
+        self.tasks = world.tasks
         self._seed = config.seed
-        self._per_task = config.envs
-        self.num_envs = config.envs * len(config.tasks)
-        slots = {len(find_task(task).build_host().slot_sites) for task in config.tasks}
+        self._per_task = world.envs
+        self.num_envs = world.episodes
+        slots = {len(find_task(task).build_host().slot_sites) for task in world.tasks}
         if len(slots) > 1:
             raise InputError(f"tasks must have hosts with the same number of slots; these have {sorted(slots)}")
         self.num_slots = slots.pop()
-        self._relays = [_Relay(hub or Hub(), index * config.envs, config) for index in range(len(config.tasks))]
+        self._relays = [_Relay(hub or Hub(), index * world.envs, least) for index in range(len(world.tasks))]
         self._envs = _make_envs(config, [relay.source for relay in self._relays])
-        self._distinct = config.distinct_rounds if config.twins else None
-        self._twin_weight = config.twin_weight
+        self._distinct = world.distinct_rounds if world.twins else None
+        self._twin_weight = world.twin_weight
         self._known: dict[int, _Alone] = {}
         """Per round of distinct seeds: what its twins came to. Not saved: a resumed run measures the same again."""
         self._alone = _Alone.of_none(self.num_envs)
         # Tasks in workers of their own run at the same time: the threads only wait for them.
-        self._threads = ThreadPoolExecutor(len(self._envs)) if config.workers > 1 else None
+        self._threads = ThreadPoolExecutor(len(self._envs)) if world.workers > 1 else None
 
     def reset(self, round_index: int, after_step: Callable[[], None] = lambda: None) -> tuple[Tensor, Masks]:
         """Begin the episodes of a round or lesson, which follow from the run's seed and the number of the round.
@@ -108,7 +99,7 @@ class GrowthWorld:
         episode = self._episode(round_index)
         self._alone = _Alone.of_none(self.num_envs) if self._distinct is None else self._twins_of(episode, after_step)
         for relay in self._relays:
-            relay.round, relay.muted = round_index + 1, False
+            relay.round, relay.muted = 0 if round_index >= FIRST_LESSON else round_index + 1, False
         return self._begin(episode)
 
     def _episode(self, round_index: int) -> int:
@@ -157,13 +148,13 @@ class GrowthWorld:
         ended = step.terminated | step.truncated
         return replace(
             step,
-            rewards=step.rewards - torch.where(ended, self._expected(alone), 0.0),
+            rewards=step.rewards - torch.where(ended, self._baseline(alone), 0.0),
             dropped=step.dropped | alone.dropped,
             twin_objective=torch.where(ended, alone.objective, torch.nan),
         )
 
-    def _expected(self, alone: "_Alone") -> Tensor:
-        """What hosts may be expected to earn, from what the twins of their task did that were not lost: `[N]`."""
+    def _baseline(self, alone: "_Alone") -> Tensor:
+        """`[N]`: from the returns of those twins of each task that were not lost."""
         whole = ~alone.dropped
         sums, counts = (
             column.view(-1, self._per_task).sum(1) for column in (torch.where(whole, alone.earned, 0.0), whole)
@@ -265,17 +256,16 @@ def _transition(step: Step) -> Transition:
 
 
 class _Relay:
-    """Tells a hub what happens to the hosts of one task, numbered as in the world.
+    """Tells a hub what happens to the hosts of one task, numbered as in the world; lessons are round 0.
 
     Events are passed on together, after a step, because tasks step in threads of their own.
     """
 
-    def __init__(self, hub: Hub, first: int, config: TrainingConfig) -> None:
+    def __init__(self, hub: Hub, first: int, least: Severity) -> None:
         self._hub = hub
         self._first = first
         self._told = MemorySink()
-        least = TelemetryConfig(config.telemetry).host_events
-        self.source = Hub([self._told] if hub.listening else [], Severity.WARNING if least is None else least)
+        self.source = Hub([self._told] if hub.listening else [], least)
         """What the task's hosts tell."""
         self.round = 0
         self.muted = False
@@ -287,26 +277,15 @@ class _Relay:
         self._told.events.clear()
 
 
-def settled(config: TrainingConfig) -> TrainingConfig:
-    """`config` with one executor in place of "auto": timed anew, a resumed run might choose another one."""
-    if config.executor != "auto":
-        return config
-    hosts = math.ceil(config.envs / max(1, config.workers // len(config.tasks)))
-    compute = config.episode_settings().compute
-    tasks = {*config.tasks, *(task for phase in config.curriculum for task in phase.tasks or ())}
-    chosen = {choose_executor("auto", find_task(task), hosts, compute) for task in sorted(tasks)}
-    return replace(config, executor=chosen.pop() if len(chosen) == 1 else "loop")
-
-
 def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]:
     """One environment per task; workers are shared out among them, at least one to each."""
-    hosts = config.envs
-    workers = min(hosts, max(1, config.workers // len(config.tasks)))
+    world = config.world
+    workers = min(world.envs, max(1, world.workers // len(world.tasks)))
     envs: list[Environment] = []
-    for task, hub in zip(config.tasks, hubs, strict=True):
-        recipe = EnvRecipe(task, config.episode_settings(), config.seed, config.executor, config.reward)
-        pooled = config.workers > 1
-        envs.append(WorkerPool(recipe, hosts, workers, hub=hub) if pooled else recipe(Shard(0, hosts), hub))
+    for task, hub in zip(world.tasks, hubs, strict=True):
+        recipe = EnvRecipe(task, episode_settings(world), config.seed, world.executor, config.reward)
+        pooled = world.workers > 1
+        envs.append(WorkerPool(recipe, world.envs, workers, hub=hub) if pooled else recipe(Shard(0, world.envs), hub))
     return envs
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import Catalogue, GraftedModel, Site, SlotTable
-from esper.tolaria.tasks import OptimizerSettings, Split, Task
+from esper.tasks import OptimizerSettings, Split, Task
 
 _WARM_UP_EPOCHS = 2
 _DECAY_SHARE = 0.3

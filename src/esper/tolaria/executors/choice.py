@@ -10,12 +10,12 @@ import torch
 
 from esper.kasmina import SlotTable, plant_fossils
 from esper.leyline import InputError, unknown_name
+from esper.tasks import Task
 from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings, find_device
 from esper.tolaria.executors.base import Executor
 from esper.tolaria.executors.devices import DeviceExecutor
 from esper.tolaria.executors.loop import LoopExecutor
 from esper.tolaria.executors.stacked import StackedExecutor
-from esper.tolaria.tasks import Task
 
 ExecutorName = Literal["auto", "loop", "stacked"]
 Maker = Callable[[Task, int, int, torch.dtype], Executor]

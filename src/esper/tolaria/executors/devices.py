@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import GraftedModel, SlotTable
+from esper.tasks import Split
 from esper.tolaria.executors.base import EpochResult, Executor, Measurement
 from esper.tolaria.shards import Shard, share_out
-from esper.tolaria.tasks import Split
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,6 +16,7 @@ from esper.kasmina.gradients import clip_gradients
 from esper.kasmina.merit import MERIT_SAMPLES, PassWatch, WouldBeSeeds, measure_merit
 from esper.kasmina.optimizer_groups import SLOT_KEY
 from esper.kasmina.random_state import keeping_random_state
+from esper.tasks import OptimizerSettings, Split, Task
 from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, score_of
 from esper.tolaria.executors.passes import COMPILED, EAGER, Passes, train_pass
@@ -23,7 +24,6 @@ from esper.tolaria.executors.validation import measure, move_split
 from esper.tolaria.precision import HostPrecision
 from esper.tolaria.shards import join
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
-from esper.tolaria.tasks import OptimizerSettings, Split, Task
 
 _CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.gradients import clip_factors
 from esper.kasmina.torch_private import adamw_step, sgd_step
+from esper.tasks import OptimizerSettings
 from esper.tolaria.shards import join
-from esper.tolaria.tasks import OptimizerSettings
 
 GroupKey = tuple[int, int]
 """Slot and blueprint id: seeds that have both in common are one group."""

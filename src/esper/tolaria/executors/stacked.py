@@ -12,6 +12,7 @@ from esper.kasmina import NOT_MEASURED, Blueprint, GraftedModel, SlotTable, find
 from esper.kasmina.merit import MERIT_SAMPLES
 from esper.kasmina.seed_state import remove_slots
 from esper.kasmina.torch_private import copy_tensors
+from esper.tasks import Split, Task
 from esper.tolaria.executors.base import (
     EpochResult,
     Measurement,
@@ -27,7 +28,6 @@ from esper.tolaria.executors.routes import Branch, Route, plan_route
 from esper.tolaria.executors.rows import AllRows, GroupKey, RowOptimizer, Rows, clip_rows, flatten, leaves, views
 from esper.tolaria.executors.stacked_merit import StackedMerit
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
-from esper.tolaria.tasks import Split, Task
 
 _HELD_ELEMENTS = 2**23
 """Of one activation tensor in validation: above this, samples are measured in several goes, to stay in memory."""

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import NOT_MEASURED, GraftedModel
+from esper.tasks import Split, Task
 from esper.tolaria.executors.base import Measurement, losses_and_accuracies, samples_at_once, score_of
 from esper.tolaria.executors.passes import EAGER, Passes, eval_pass
-from esper.tolaria.tasks import Split, Task
 
 _CACHED_ELEMENTS = 2**20
 """Of one activation tensor: above this, samples are measured in several goes, to stay in the cache."""

@@ -1,0 +1,27 @@
+"""Presets: every task has one, and they differ from the defaults by what they say."""
+
+import pytest
+
+from esper.leyline import InputError
+from esper.simic.config import TrainingConfig, preset, preset_names
+from esper.simic.training.setup import require_known
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_valid(name: str) -> None:
+    config = preset(name)
+    require_known(config)
+    assert (config.learner.num_minibatches or 1) <= config.world.episodes
+
+
+def test_presets_change_what_they_say_and_nothing_else() -> None:
+    digits, pair = preset("digits"), preset("pair")
+    assert digits.world.tasks == ("digits",)
+    assert digits.learner == TrainingConfig().learner
+    assert (pair.rounds, pair.world.envs, pair.world.price, pair.lessons.detail_smoothing) == (34, 64, 0.03, 0.6)
+    assert preset("pair-long").world.batches_per_epoch == 100
+
+
+def test_unknown_presets_get_the_list_of_known_ones() -> None:
+    with pytest.raises(InputError, match="unknown preset 'fast'; choose one of: pair, pair-long, quick"):
+        preset("fast")
