@@ -7,7 +7,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from esper.kasmina import graft
+from esper.kasmina.trace import trace_passes
 from esper.leyline import InputError
+from tests.kasmina.test_modes import Merging
 from tests.kasmina.test_sources import chain, mlp, sources_of
 
 
@@ -138,3 +140,10 @@ def test_an_example_may_come_from_inference_mode() -> None:
     with torch.inference_mode():
         grafted = graft(model, at=["3"], example=torch.randn(4, 6))
     assert sources_of(grafted, "3")["far"] == "the input of the model"
+
+
+def test_layers_that_do_more_in_train_than_set_the_flag_stay_as_they_were() -> None:
+    host = nn.Sequential(Merging(6, 6), nn.Tanh())
+    trace_passes(host, torch.randn(4, 6), sequences=False)
+    assert host[0].training
+    assert not host[0].merged

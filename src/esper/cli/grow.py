@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from esper.leyline import TelemetryEvent
     from esper.tamiyo import Controller
     from esper.tasks import Task
-    from esper.tolaria import Episode, EpisodeResult, EpisodeSettings
+    from esper.tolaria import Episode, EpisodeResult, EpisodeSettings, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,18 @@ class Grow:
         self, task: "Task", settings: "EpisodeSettings", controller: "Controller"
     ) -> "tuple[Episode, list[TelemetryEvent]]":
         from esper.nissa import Hub, MemorySink
+        from esper.tamiyo import play
         from esper.tolaria import Episode
 
         memory = MemorySink()
         episode = Episode(task, self.seed, settings, hub=Hub([memory]))
-        controller.reset(1, self.seed)
-        while not episode.done:
-            outcome = episode.step(controller.decide(episode.situation))
+
+        def check(outcome: "Outcome") -> None:
             if outcome.terminated.any():
                 reason = why_given_up(episode, memory.events)
                 raise TrainingFailedError(f"{reason}; nothing was saved; try another --seed or --controller")
+
+        play(episode, controller, self.seed, check)
         return episode, memory.events
 
     def _save(self, episode: "Episode") -> None:

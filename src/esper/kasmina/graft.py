@@ -8,12 +8,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
 from esper.kasmina.affine import ends_in_trained_linear
 from esper.kasmina.blueprints import Blueprint, blueprints_of, find_blueprint
+from esper.kasmina.gradients import clip_gradients
 from esper.kasmina.growth import Growth, Isolation, Site, SlotView
 from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
@@ -218,9 +219,7 @@ class GraftedModel(nn.Module):
 
         One norm over all parameters would let a seed shrink its host's gradients, and isolation would end.
         """
-        norms = [clip_grad_norm_(list(part.parameters()), max_norm) for part in (self.host, *self.slots)]
-        # Without gradients torch gives a zero on the CPU, and parts may be on several devices.
-        return torch.stack([norm.to(norms[0].device) for norm in norms])
+        return clip_gradients((list(part.parameters()) for part in (self.host, *self.slots)), max_norm)
 
     def follow(self, table: SlotTable) -> None:
         """Make modules, alphas, isolation and optimiser groups what `table` says, and keep it as the table."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.modes import evaluating
+from esper.kasmina.modes import modes_of, set_modes
 from esper.kasmina.probe import Example, call_with
 from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.sites import Port
@@ -148,18 +148,21 @@ def trace_passes(model: nn.Module, example: Example, *, sequences: bool) -> list
     Modes, buffers and random state stay as they were.
     """
     example = _tracked(example)
-    modes = {module: module.training for module in model.modules()}
-    with evaluating(model):
+    training = modes_of(model)
+    # Parts that are kept in eval mode while the rest is trained, such as frozen ones, stay in it.
+    while_trained = training if any(training.values()) else dict.fromkeys(training, True)
+    try:
+        set_modes(dict.fromkeys(training, False))
         traces = [_trace(model, example)]
         for other in _other_lengths(example) if sequences else ():
             with suppress(Exception):  # lengths that have to be the same, which is what most are
                 traces.append(_trace_with(_Flow(), model, other, backward=False))
-        # Parts that are kept in eval mode while the rest is trained, such as frozen ones, stay in it.
-        for module, training in modes.items():
-            module.training = training or not any(modes.values())
+        set_modes(while_trained)
         # An example of one sample is enough to grow by, but not for every layer to be trained with.
         with suppress(ValueError, RuntimeError):
             traces.append(_trace(model, example))
+    finally:
+        set_modes(training)
     return traces
 
 

@@ -3,7 +3,7 @@
 from esper.tamiyo.controller import Controller, wait
 from esper.tamiyo.heuristic import Heuristic, HeuristicSettings
 from esper.tamiyo.registry import controller_names, make_controller
-from esper.tamiyo.rollout import run_episode, run_episodes
+from esper.tamiyo.rollout import play, run_episode, run_episodes
 from esper.tamiyo.simple import Never, Planting, Random, Schedule
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Schedule",
     "controller_names",
     "make_controller",
+    "play",
     "run_episode",
     "run_episodes",
     "wait",

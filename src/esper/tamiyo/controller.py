@@ -22,5 +22,4 @@ class Controller(Protocol):
 
 
 def wait(num_hosts: int) -> Tensor:
-    """WAIT for every host."""
     return torch.zeros((num_hosts, len(HEAD_NAMES)), dtype=torch.int64)

@@ -61,15 +61,12 @@ class Heuristic:
         self._memories: list[_Memory] = []
 
     def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
-        """Forget all experience."""
         self._memories = [_Memory() for _ in range(num_hosts)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Its experience."""
         return {"memories": [asdict(memory) for memory in self._memories]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember it again."""
         self._memories = [_Memory(list(memory["tried"])) for memory in state["memories"]]
 
     def plants_in(self, sites: Sequence[Site]) -> bool:
@@ -78,7 +75,6 @@ class Heuristic:
         return self.settings.in_sequences or not in_sequences
 
     def decide(self, situation: Situation) -> Tensor:
-        """The rule, host by host."""
         actions = wait(len(self._memories))
         for host, memory in enumerate(self._memories):
             on_trial = torch.isin(situation.table.stage[host], _UNFINISHED).nonzero().flatten().tolist()

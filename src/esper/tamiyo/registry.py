@@ -19,7 +19,6 @@ _MAKERS: dict[str, Callable[[], Controller]] = {
 
 
 def controller_names() -> list[str]:
-    """The names that `make_controller` takes."""
     return list(_MAKERS)
 
 

@@ -5,10 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from esper.nissa import Hub
 from esper.tamiyo.controller import Controller
 from esper.tasks import Task
-from esper.tolaria import Episode, EpisodeResult, EpisodeSettings, Population
+from esper.tolaria import Episode, EpisodeResult, EpisodeSettings, Outcome, Population
 
 _AT_ONCE = 32
 """Hosts that run side by side: enough to be fast, few enough for memory."""
+
+
+def play(
+    population: Population, controller: Controller, seed: int, after_step: Callable[[Outcome], None] = lambda _: None
+) -> None:
+    """Let `controller`, reset with `seed`, decide until all episodes that have begun in `population` are over."""
+    controller.reset(population.num_hosts, seed)
+    while not population.done:
+        after_step(population.step(controller.decide(population.situation)))
 
 
 def run_episode(
@@ -19,14 +28,10 @@ def run_episode(
     *,
     hub: Hub | None = None,
     fossils: Mapping[str, str] | None = None,
-    after_step: Callable[[Episode], None] = lambda _: None,
 ) -> EpisodeResult:
     """One episode from start to end; `fossils` are seeds (slot to blueprint) that are there from the start."""
     episode = Episode(task, seed, settings, fossils=fossils, hub=hub)
-    controller.reset(1, seed)
-    while not episode.done:
-        episode.step(controller.decide(episode.situation))
-        after_step(episode)
+    play(episode, controller, seed)
     return episode.finish()
 
 
@@ -45,7 +50,7 @@ def run_episodes(
     """An episode for each seed, many side by side; `progress` is told how many are done.
 
     The test split is read unless `test` is False. `fossils` are as in `run_episode`. `after_step` is called after every
-    step of a batch.
+    step of those that run side by side.
 
     With the executor `stacked` results agree with `run_episode` as far as float arithmetic lets training agree:
     networks that are trained for hundreds of steps differ in the last digits at first and visibly at the end.
@@ -55,10 +60,7 @@ def run_episodes(
         batch = seeds[first : first + _AT_ONCE]
         population = Population(task, len(batch), settings, executor=executor)
         population.start(batch, fossils=fossils)
-        controller.reset(len(batch), batch[0])
-        while not population.done:
-            population.step(controller.decide(population.situation))
-            after_step()
+        play(population, controller, batch[0], lambda _: after_step())
         results += population.results(test=test)
         progress(len(results))
     return results

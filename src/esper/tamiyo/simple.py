@@ -20,7 +20,6 @@ class Never:
         """Nothing to forget."""
 
     def decide(self, situation: Situation) -> Tensor:
-        """WAIT, always."""
         return wait(situation.table.shape[0])
 
 
@@ -36,19 +35,15 @@ class Random:
         self._generator = torch.Generator()
 
     def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # one stream serves all hosts
-        """Start the stream of dice anew."""
         self._generator.manual_seed(seed)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where the stream of dice stands."""
         return {"dice": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
         self._generator.set_state(state["dice"])
 
     def decide(self, situation: Situation) -> Tensor:
-        """A legal action at random for each host."""
         masks = situation.masks
         actions = wait(situation.table.shape[0])
         host = torch.arange(len(actions))

@@ -10,14 +10,15 @@ from esper.tolaria.executors import (
     StackedExecutor,
     choose_executor,
     executor_names,
+    measure,
 )
 from esper.tolaria.governor import Governor, GovernorSettings
-from esper.tolaria.helpers import measure
 from esper.tolaria.population import Population
 from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
+from esper.tolaria.shards import Shard
 from esper.tolaria.signals import SignalTable, TrackerSettings, track
 from esper.tolaria.situation import Outcome, Situation
-from esper.tolaria.workers import Shard, WorkerPool
+from esper.tolaria.workers import WorkerPool
 
 __all__ = [
     "ComputeSettings",

@@ -1,7 +1,7 @@
 """Where and how hosts compute: devices, number formats, compiled or as written."""
 
+import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from esper.leyline import InputError, unknown_name
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _DEVICE_NAME = re.compile(r"cpu|cuda(:\d+)?")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,6 @@ class ComputeSettings:
         return self != DEFAULT_COMPUTE
 
     def check_executor(self, name: str) -> None:
-        """Refuse an executor that cannot do this."""
         if name == "stacked" and self.needs_loop:
             raise InputError(
                 f"the executor 'stacked' computes in float32, as written, on the CPU; got precision "
@@ -51,26 +51,22 @@ DEFAULT_COMPUTE = ComputeSettings()
 
 
 def present_devices() -> list[str]:
-    """Names of the devices that this machine has."""
     return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name; "auto" is the first CUDA device, or the CPU where there is none."""
+    """The device of this name; one that was named and is missing is an error.
+
+    "auto" is the first CUDA device or, with a line in the log, the CPU where there is none.
+    """
     if name == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    return find_devices([name])[0]
-
-
-def find_devices(names: Sequence[str]) -> list[torch.device]:
-    """The devices of these names; one that this machine lacks is an error."""
-    if any(name != "cpu" for name in names):  # or CUDA is not even asked
-        present = present_devices()
-        for name in names:
-            if _numbered(name) not in present:
-                raise unknown_name("device", name, present)
-    return [torch.device(_numbered(name)) for name in names]
-
-
-def _numbered(name: str) -> str:
-    return "cuda:0" if name == "cuda" else name
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+        if name == "cpu":
+            _LOG.info("there is no CUDA device: computing on the CPU")
+        return torch.device(name)
+    if name == "cpu":
+        return torch.device(name)  # CUDA is not even asked
+    numbered, present = "cuda:0" if name == "cuda" else name, present_devices()
+    if numbered not in present:
+        raise unknown_name("device", name, present)
+    return torch.device(numbered)

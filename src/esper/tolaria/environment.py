@@ -1,5 +1,6 @@
 """The growth environment: a population seen through an observation and paid by a reward, both given from above."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -68,103 +69,100 @@ def episode_seed(seed: int, host: int, episode: int) -> int:
     return int(np.random.SeedSequence([seed, host, episode]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def check_seed(seed: int) -> int:
-    """`seed`, if episodes can be numbered from it."""
-    if seed < 0:
-        raise InputError(f"seed must be 0 or more; got {seed}")
-    return seed
+class Environment(ABC):
+    """N hosts to act on, wherever they run: a `GrowthEnv` here, a `WorkerPool` in other processes.
 
+    Episodes are numbered, and seeded from the environment's seed, the host and that number. Hosts are counted from
+    `first_host`, so that a part of a larger environment has the episodes that are its own there.
+    """
 
-class Environment(Protocol):
-    """N hosts to act on, wherever they run: what a `GrowthEnv` and a `WorkerPool` have in common."""
-
-    num_envs: int
-    dropped_episodes: int
-    """Unfinished episodes that were lost with their workers."""
+    def __init__(self, num_envs: int, seed: int, first_host: int = 0) -> None:
+        self.num_envs = num_envs
+        self.first_host = first_host
+        self.dropped_episodes = 0
+        """Unfinished episodes that were lost with their workers."""
+        self._episodes = torch.zeros(num_envs, dtype=torch.int64)
+        self.reseed(seed)
 
     @property
+    @abstractmethod
     def situation(self) -> Situation:
         """What is known of the hosts now."""
 
     @property
+    @abstractmethod
     def observations(self) -> Tensor:
         """`[N, D]`: the same as a learned controller sees it."""
 
-    def reseed(self, seed: int) -> None:
-        """Number the episodes that begin from now on from `seed`, starting with the first."""
-
+    @abstractmethod
     def reset(
         self, seeds: Sequence[int] | None = None, *, hosts: Sequence[int] | None = None
     ) -> tuple[Tensor, ActionMasks]:
-        """Begin new episodes, of all hosts or of `hosts`; returns observations and masks of all."""
+        """Begin new episodes, of all hosts or of `hosts`, with seeds of their own unless `seeds` are given.
 
+        Returns observations and masks of all hosts.
+        """
+
+    @abstractmethod
     def step(self, actions: Tensor) -> Step:
         """Take `actions [N, 4]`, one legal action per host; an illegal one raises and changes nothing."""
 
+    @abstractmethod
     def results(self) -> list[EpisodeResult]:
         """What the episodes ended with, test split included; all have to be over."""
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Everything that going on needs, in the middle of an episode too."""
 
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, bit for bit."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Give back what running hosts takes."""
+        """Give back what running hosts takes; nothing else can be asked afterwards."""
+
+    def reseed(self, seed: int) -> None:
+        """Number the episodes that begin from now on from `seed`, starting with the first."""
+        if seed < 0:
+            raise InputError(f"seed must be 0 or more; got {seed}")
+        self.seed = seed
+        self._episodes.zero_()
+
+    def _next_seeds(self, hosts: Sequence[int]) -> list[int]:
+        return [episode_seed(self.seed, self.first_host + host, int(self._episodes[host])) for host in hosts]
 
 
-class GrowthEnv:
-    """N hosts that advance together. A host whose episode is over waits until it is reset.
-
-    Hosts are counted from `first_host`, so that a part of a larger environment has the episodes that are its own there.
-    """
+class GrowthEnv(Environment):
+    """N hosts that advance together. A host whose episode is over waits until it is reset."""
 
     def __init__(
         self, population: Population, observe: Observe, reward: Reward, seed: int = 0, *, first_host: int = 0
     ) -> None:
+        super().__init__(population.num_hosts, seed, first_host)
         self.population = population
-        self.num_envs = population.num_hosts
-        self.dropped_episodes = 0
-        self.seed = check_seed(seed)
-        self.first_host = first_host
         self._observe = observe
         self._reward = reward
-        self._episodes = torch.zeros(self.num_envs, dtype=torch.int64)
 
     @property
     def situation(self) -> Situation:
-        """What is known of the hosts now."""
         return self.population.situation
 
     @property
     def observations(self) -> Tensor:
-        """`[N, D]`: the same as a learned controller sees it."""
         return self._observe(self.situation)
-
-    def reseed(self, seed: int) -> None:
-        """Number the episodes that begin from now on from `seed`, starting with the first."""
-        self.seed = check_seed(seed)
-        self._episodes.zero_()
 
     def reset(
         self, seeds: Sequence[int] | None = None, *, hosts: Sequence[int] | None = None
     ) -> tuple[Tensor, ActionMasks]:
-        """Begin new episodes, of all hosts or of `hosts`; returns observations and masks of all.
-
-        Episodes are numbered, and seeded from the environment's seed, the host and that number, unless `seeds`
-        says otherwise.
-        """
         chosen = list(range(self.num_envs) if hosts is None else hosts)
-        if seeds is None:
-            seeds = [episode_seed(self.seed, self.first_host + host, int(self._episodes[host])) for host in chosen]
-        self.population.start(seeds, chosen)
+        self.population.start(self._next_seeds(chosen) if seeds is None else seeds, chosen)
         self._episodes[chosen] += 1
         situation = self.population.situation
         return self._observe(situation), situation.masks
 
     def step(self, actions: Tensor) -> Step:
-        """Take `actions [N, 4]`, one legal action per host; an illegal one raises and changes nothing."""
         return self._paid(self.population.step(actions))
 
     def idle(self, actions: Tensor) -> Step:
@@ -187,17 +185,14 @@ class GrowthEnv:
         )
 
     def results(self) -> list[EpisodeResult]:
-        """What the episodes ended with, test split included; all have to be over."""
         return self.population.results()
 
     def close(self) -> None:
         """Nothing to give back: these hosts run in this process."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that going on needs, in the middle of an episode too."""
         return {"population": self.population.state_dict(), "episodes": self._episodes.clone(), "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, bit for bit."""
         self.population.load_state_dict(state["population"])
         self._episodes, self.seed = state["episodes"].clone(), state["seed"]

@@ -59,7 +59,6 @@ class Governor:
         return panicked
 
     def explain(self, train_loss: float, val_loss: float, host: int) -> str:
-        """Why the epoch of a host was judged a failure."""
         for name, loss in (("training", train_loss), ("validation", val_loss)):
             if not math.isfinite(loss):
                 return f"{name} loss is {loss}"
@@ -76,9 +75,7 @@ class Governor:
         return (settings.explosion_factor * median).clamp(min=settings.guess_factor * self._guess_loss)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What it remembers."""
         return {"losses": self._losses.clone(), "panics": self.panics.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Remember it again."""
         self._losses, self.panics = state["losses"].clone(), state["panics"].clone()

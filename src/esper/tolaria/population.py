@@ -88,12 +88,14 @@ class Population:
             raise InputError(f"{len(places)} hosts need as many seeds; got {len(seeds)}")
         chosen = torch.zeros(self.num_hosts, dtype=torch.bool)
         chosen[places] = True
+        # Fresh networks first, with what they have from the start.
         planted = self._find_fossils(fossils or {})
         self.executor.start(places, seeds)
         fresh = plant_fossils(SlotTable.empty(*self.table.shape), planted, self.executor.catalogue)
         # Seeds that come at alpha 0 are not silenced, as parts of an ordinary network are not.
         self._follow(replace(fresh, alpha=torch.zeros_like(fresh.alpha)).where(chosen, self.table))
         self._follow(fresh.where(chosen, self.table))
+        # Then nothing of the episodes before is known any more.
         self.price[places] = torch.tensor(
             [self.settings.draw_price(Streams.from_seed(seed).price) for seed in seeds], dtype=torch.float32
         )
@@ -144,11 +146,13 @@ class Population:
             raise InputError("this episode is over; start another")
         before = self.situation
         running = ~self.ended
+        # An epoch: all hosts train, those too whose episodes are over; these are put back by the governor.
         self._act(torch.where(running[:, None], actions, 0))
         result = self.executor.train_epoch()
         measured = self._measure()
         self._end_epoch(result, measured)
         panicked = self._govern(result, measured, running)
+        # Who has come to an end, and what everybody knows now.
         terminated = running & self._governor.exhausted
         truncated = running & ~terminated & (self.signals.epoch >= self.length)
         self._measure_merit(running & ~panicked & ~terminated & ~truncated)
@@ -233,6 +237,7 @@ class Population:
         # A rolled-back epoch is spent; what was known before it still holds.
         spent = replace(before, epoch=before.epoch + 1)
         self.signals = before.where(~running, spent.where(panicked, tracked))
+        # Networks and tables of failed epochs go back to the last good one.
         undone = panicked | ~running
         if undone.any():
             self.table = self._good_table.where(undone, judged)
@@ -313,6 +318,7 @@ class Population:
             if not catalogue.fits[by_name[slot], blueprint.id - 1]:
                 raise IllegalActionError(f"{name!r} does not fit behind {site.path!r}")
             planted[by_name[slot]] = blueprint.id
+        # All together have to be within the budget, as if they had been planted one after the other.
         needed = sum(int(catalogue.params[slot, blueprint - 1]) for slot, blueprint in planted.items())
         if needed > self.settings.budget:
             raise IllegalActionError(

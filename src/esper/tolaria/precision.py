@@ -50,7 +50,6 @@ class HostPrecision:
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, self._dtype)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`, scaled."""
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()
 
@@ -68,7 +67,6 @@ class HostPrecision:
             self._scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale and how long it has held."""
         if self._scaler is None:
             return {}
         if self._device.type == "cuda":
@@ -76,6 +74,5 @@ class HostPrecision:
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved scale."""
         if self._scaler is not None:
             self._scaler.load_state_dict(dict(state))

@@ -13,7 +13,6 @@ from esper.tolaria.signals import TrackerSettings
 
 
 def check_flop_price(flop_price: float) -> None:
-    """Refuse what is no price."""
     if isinstance(flop_price, bool) or not isinstance(flop_price, int | float) or not 0 <= flop_price < math.inf:
         raise InputError(f"flop_price must be a number of 0 or more; got {flop_price!r}")
 
@@ -68,7 +67,6 @@ class EpisodeSettings:
             raise InputError(f"budget must be 0 or more parameters; got {self.budget}")
 
     def draw_price(self, generator: torch.Generator) -> float:
-        """The price of one episode."""
         if not isinstance(self.price, tuple):
             return self.price
         low, high = (math.log(bound) for bound in self.price)

@@ -27,7 +27,6 @@ class EpisodeReporter:
         self._host_params = host_params
 
     def started(self, task: str, seeds: Mapping[int, int]) -> None:
-        """Episodes of these hosts begin."""
         for host, seed in seeds.items() if self._hub.hears(EpisodeStarted.severity) else ():
             self._hub.tell(EpisodeStarted(task=task, seed=seed, host_params=self._host_params), env_id=host)
 
@@ -72,7 +71,6 @@ class EpisodeReporter:
             self._hub.tell(payload, env_id=host, slot_id=site.slot_id)
 
     def rolled_back(self, host: int, reason: str, panics: int) -> None:
-        """The governor undid an epoch."""
         self._hub.tell(GovernorRollback(reason=reason, panics=panics), env_id=host)
 
     def epoch(
@@ -84,7 +82,6 @@ class EpisodeReporter:
         running: Tensor,
         rolled_back: Tensor,
     ) -> None:
-        """An epoch is over."""
         for host in running.nonzero().flatten().tolist() if self._hub.hears(EpochCompleted.severity) else ():
             payload = EpochCompleted(
                 epoch=int(epoch[host]),
@@ -109,7 +106,6 @@ class EpisodeReporter:
         }
 
     def ended(self, host: int, val_score: float, test_score: float, added_params: int) -> None:
-        """An episode is over and measured."""
         params = self._host_params + added_params
         payload = EpisodeEnded(val_score=val_score, test_score=test_score, added_params=added_params, params=params)
         self._hub.tell(payload, env_id=host)

@@ -46,7 +46,6 @@ class SignalTable:
 
     @classmethod
     def empty(cls, num_hosts: int) -> Self:
-        """Before the first epoch."""
         unknown = torch.full((num_hosts,), torch.nan)
         zeros = torch.zeros(num_hosts, dtype=torch.int64)
         history = torch.full((num_hosts, HISTORY), torch.nan)
@@ -61,11 +60,9 @@ class SignalTable:
         return cls(**{spec.name: given.get(spec.name, unknown).clone() for spec in fields(cls)})
 
     def columns(self) -> dict[str, Tensor]:
-        """Every field by name."""
         return {spec.name: getattr(self, spec.name) for spec in fields(self)}
 
     def clone(self) -> Self:
-        """A copy that shares nothing with this table."""
         return type(self)(**{name: column.clone() for name, column in self.columns().items()})
 
     def where(self, hosts: Tensor, other: Self) -> Self:

@@ -39,11 +39,9 @@ class Streams:
         return self.merit.initial_seed() % VARIANTS
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where every stream stands."""
         return {spec.name: getattr(self, spec.name).get_state() for spec in fields(self)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put every stream where it stood."""
         for spec in fields(self):
             getattr(self, spec.name).set_state(state[spec.name])
 
@@ -69,7 +67,6 @@ class BatchStream:
 
     @property
     def latest(self) -> Tensor:
-        """The indices of the last minibatch taken."""
         return self._order[self._used - self._batch_size : self._used]
 
     def take(self, count: int) -> Tensor:
@@ -81,7 +78,6 @@ class BatchStream:
         return {"order": self._order, "used": torch.tensor(self._used)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on in the middle of a pass."""
         self._order, self._used = state["order"].clone(), int(state["used"])
 
 

@@ -184,7 +184,7 @@ def test_measuring_in_several_goes_changes_nothing(monkeypatch: pytest.MonkeyPat
     _, stacked = both(host_task("conv1d"), 4, torch.float64)
     split = stacked.task.splits().val
     whole = stacked.executor.measure(split)
-    monkeypatch.setattr("esper.tolaria.executors.stacked._MAX_ELEMENTS", 1200)
+    monkeypatch.setattr("esper.tolaria.executors.stacked._HELD_ELEMENTS", 1200)
     pieces = stacked.executor.measure(split)
     assert torch.allclose(whole.loss, pieces.loss, atol=1e-6)
     assert torch.allclose(whole.score, pieces.score, atol=1e-6)

@@ -11,6 +11,7 @@ from esper.api.growing.budget import Budget, Limits
 from esper.api.growing.ranks import of_first_rank
 from esper.kasmina import UNLIMITED, GraftedModel, SlotTable, check_initialised, propose_sites
 from esper.kasmina.probe import Where
+from esper.kasmina.torch_private import is_compiled
 from esper.leyline import EPOCHS_TO_DECIDE, InputError
 from esper.tamiyo import Controller, Heuristic, Never, Random, Schedule, controller_names, make_controller
 
@@ -29,7 +30,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
             "DataParallel copies the model to every device without its seeds; pass the model itself, "
             "or wrap it in DistributedDataParallel"
         )
-    if hasattr(model, "_orig_mod") or any(module._compiled_call_impl is not None for module in model.modules()):
+    if is_compiled(model):
         raise InputError(
             "this model was compiled before it was grown and would not see its seeds; pass the model itself, "
             "then train torch.compile(grower.model)"

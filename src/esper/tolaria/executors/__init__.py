@@ -5,6 +5,7 @@ from esper.tolaria.executors.choice import ExecutorName, choose_executor, execut
 from esper.tolaria.executors.devices import DeviceExecutor
 from esper.tolaria.executors.loop import LoopExecutor
 from esper.tolaria.executors.stacked import StackedExecutor
+from esper.tolaria.executors.validation import measure
 
 __all__ = [
     "DeviceExecutor",
@@ -17,4 +18,5 @@ __all__ = [
     "choose_executor",
     "executor_names",
     "make_executor",
+    "measure",
 ]

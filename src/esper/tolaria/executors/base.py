@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,8 +14,6 @@ from esper.tasks import OptimizerSettings, Split, Task
 
 _WARM_UP_EPOCHS = 2
 _DECAY_SHARE = 0.3
-CLIP_EPS = 1e-6
-"""What torch adds to a norm before it divides by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,12 @@ def learning_rate(settings: OptimizerSettings, step: int, steps_per_epoch: int, 
     if settings.schedule == "wsd":
         return settings.lr * min(warm_up, (total_steps - step) / (_DECAY_SHARE * total_steps))
     return settings.lr * warm_up * 0.5 * (1 + math.cos(math.pi * step / total_steps))
+
+
+def samples_at_once(sites: Sequence[Site], rows: int, max_elements: int) -> int:
+    """How many samples can be validated together, if no activation of `rows` networks may have more elements."""
+    largest = max(torch.Size(site.shape.tensor_shape(1)).numel() for site in sites)
+    return max(1, max_elements // (rows * largest))
 
 
 def losses_and_accuracies(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,13 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from esper.kasmina.torch_private import DROPOUT, own_parameters
 from esper.leyline import InputError
 from esper.tolaria.executors.row_layers import ROW_LAYERS, row_class
 
@@ -22,7 +24,7 @@ class Batched:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        if list(module.buffers()) or any(isinstance(part, nn.modules.dropout._DropoutNd) for part in module.modules()):
+        if list(module.buffers()) or any(isinstance(part, DROPOUT) for part in module.modules()):
             raise InputError(
                 f"{type(module).__name__} keeps running statistics or draws random numbers, so copies of it cannot "
                 "run as one; use the executor 'loop'"
@@ -51,6 +53,7 @@ class Batched:
         return self(parameters, x.expand(len(parameters[0]), *x.shape))
 
     def _fold(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+        # Row layers find their own row in stacked parameters; bare ones are repeated for every sample.
         rows, samples = x.shape[:2]
         own = [
             _per_sample(parameter, samples, x.ndim - 2) if bare else parameter
@@ -63,6 +66,7 @@ class Batched:
         """Whether folding gives what `vmap` gives, on random parameters: real ones may be born 0."""
         if not x.is_floating_point():
             return False
+        # A generator of its own, because the trial must not change what anybody else draws.
         dice = torch.Generator().manual_seed(0)
         trial = torch.randn(_TRIAL_COPIES, _TRIAL_SAMPLES, *x.shape[2:], generator=dice, dtype=x.dtype)
         shapes = [(_TRIAL_COPIES, *shape) for shape in self.shapes]
@@ -81,22 +85,25 @@ class _Parametrised:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._places = [
-            (owner, name) for owner in module.modules() for name, p in owner._parameters.items() if p is not None
-        ]
-        self.bare = [not isinstance(owner, ROW_LAYERS) for owner, _ in self._places]
+        self._places: list[tuple[dict[str, Any], str]] = []
+        self.bare: list[bool] = []
         """Of each parameter: whether it belongs to no row layer."""
+        for owner in module.modules():
+            parameters = own_parameters(owner)
+            named = [name for name, parameter in parameters.items() if parameter is not None]
+            self._places += [(parameters, name) for name in named]
+            self.bare += [not isinstance(owner, ROW_LAYERS)] * len(named)
 
     def __call__(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
-        # What torch.func.functional_call does, without looking the names up again at every call.
-        own = [owner._parameters[name] for owner, name in self._places]
+        # The module's own parameters give way for as long as the call takes.
+        own = [place[name] for place, name in self._places]
         try:
-            for (owner, name), given in zip(self._places, parameters, strict=True):
-                owner._parameters[name] = given  # type: ignore[assignment]
+            for (place, name), given in zip(self._places, parameters, strict=True):
+                place[name] = given
             result: Tensor = self._module(x)
         finally:
-            for (owner, name), parameter in zip(self._places, own, strict=True):
-                owner._parameters[name] = parameter
+            for (place, name), parameter in zip(self._places, own, strict=True):
+                place[name] = parameter
         return result
 
 
@@ -120,16 +127,15 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, index: Tensor, passing: Tensor) -> Tensor:
-        """Gather."""
         ctx.save_for_backward(index, passing)
         ctx.shape = h.shape  # type: ignore[attr-defined]
         return h.index_select(0, index)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Scatter."""
         index, passing = ctx.saved_tensors  # type: ignore[attr-defined]
         result = gradient.new_zeros(ctx.shape)  # type: ignore[attr-defined]
+        # Rows that must not teach what they read, as those of isolated seeds, are left out.
         if len(passing) < len(index):
             index, gradient = index[passing], gradient.index_select(0, passing)
         return result.index_add_(0, index, gradient), None, None

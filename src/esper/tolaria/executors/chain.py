@@ -26,6 +26,7 @@ def cut_chain(host: Host, sites: Sequence[Site]) -> Chain:
         while path and (whole := next((part for part in parts if path.startswith(f"{part}.")), None)):
             index = parts.index(whole)
             parts[index : index + 1] = [f"{whole}.{name}" for name, _ in host.get_submodule(whole).named_children()]
+    # A slot is behind the last part of its submodule.
     slots = {_last(parts, site.path): slot for slot, site in enumerate(sites)}
     return Chain(tuple(parts), slots, {source: _place(parts, source) for source in sources})
 

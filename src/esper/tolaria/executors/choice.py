@@ -11,7 +11,7 @@ import torch
 from esper.kasmina import SlotTable, plant_fossils
 from esper.leyline import InputError, unknown_name
 from esper.tasks import Task
-from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings, find_devices
+from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings, find_device
 from esper.tolaria.executors.base import Executor
 from esper.tolaria.executors.devices import DeviceExecutor
 from esper.tolaria.executors.loop import LoopExecutor
@@ -25,7 +25,6 @@ _LOG = logging.getLogger(__name__)
 
 
 def executor_names() -> tuple[str, ...]:
-    """The names that `make_executor` takes."""
     return get_args(ExecutorName)
 
 
@@ -45,7 +44,7 @@ def make_executor(
     def make(hosts: int, device: torch.device) -> LoopExecutor:
         return LoopExecutor(task, hosts, episode_length, dtype, compute, device)
 
-    devices = find_devices(compute.devices)
+    devices = [find_device(device) for device in compute.devices]
     one_cpu = len(devices) == 1 and devices[0].type == "cpu"
     return make(num_hosts, devices[0]) if one_cpu else DeviceExecutor(make, num_hosts, devices)
 
@@ -57,7 +56,8 @@ def choose_executor(name: str, task: Task, num_hosts: int, compute: ComputeSetti
     if num_hosts < 1:
         raise InputError(f"envs must be 1 or more; got {num_hosts}")
     compute.check_executor(name)
-    find_devices(compute.devices)
+    for device in compute.devices:
+        find_device(device)
     if name != "auto":
         return name
     return "loop" if compute.needs_loop else _faster(task, num_hosts)
@@ -83,6 +83,7 @@ def _faster(task: Task, num_hosts: int) -> str:
 
 def _time(kind: str, task: Task, num_hosts: int) -> float:
     """Seconds for a few minibatches with one seed in every host, the cheapest of two tries."""
+    # A seed where the last kind fits costs what branches and groups of seeds add to a step.
     executor = _KINDS[kind](replace(task, batches_per_epoch=_TIMED_BATCHES), num_hosts, 1, torch.float32)
     executor.start(range(num_hosts), range(num_hosts))
     slot, blueprint = executor.catalogue.fits.nonzero()[-1].tolist()

@@ -10,6 +10,7 @@ from torch import Tensor
 from esper.kasmina import GraftedModel, SlotTable
 from esper.tasks import Split
 from esper.tolaria.executors.base import EpochResult, Executor, Measurement
+from esper.tolaria.shards import Shard, share_out
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,23 +46,28 @@ def side_stream(device: torch.device) -> SideStream | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class _Run:
+    """A shard where it runs."""
+
     executor: Executor
-    first: int
-    """The place among all hosts of its first one."""
-    size: int
+    shard: Shard
     stream: SideStream | None
 
     @property
     def hosts(self) -> slice:
-        return slice(self.first, self.first + self.size)
+        return self.shard.hosts
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        if self.stream is not None:
+            self.stream.hand_over(tensors)
 
 
 class DeviceExecutor:
     """Runs consecutive hosts on one device each, as equally many as can be; results are on the CPU.
 
     Shards are launched one after the other without waiting, so that devices work at the same time, and the caller's
-    streams wait for all of them before anything they made is used. What a host learns does not depend on its shard.
+    streams wait for all of them before anything they made is used. What a host learns does not depend on its shard,
+    and a saved state not on the number of devices. `Executor` says what the methods do.
     """
 
     def __init__(
@@ -71,100 +77,79 @@ class DeviceExecutor:
         devices: Sequence[torch.device],
         open_stream: Callable[[torch.device], SideStream | None] = side_stream,
     ) -> None:
-        used = min(num_hosts, len(devices))
-        bounds = [num_hosts * index // used for index in range(used + 1)]
-        self._shards = []
-        for device, first, end in zip(devices, bounds, bounds[1:], strict=False):
+        self._runs = []
+        for shard, device in zip(share_out(num_hosts, min(num_hosts, len(devices))), devices, strict=False):
             stream = open_stream(device)
-            executor = _launch(stream, make, end - first, device)
-            self._shards.append(_Shard(executor, first, end - first, stream))
+            self._runs.append(_Run(_launch(stream, make, shard.num_hosts, device), shard, stream))
         self._join()
-        front = self._shards[0].executor
+        front = self._runs[0].executor
         self.sites, self.catalogue, self.host_params = front.sites, front.catalogue, front.host_params
 
     def start(self, hosts: Sequence[int], seeds: Sequence[int]) -> None:
-        """Put fresh hosts without seeds in these places."""
-
-        def start(shard: _Shard) -> None:
-            own = range(shard.first, shard.first + shard.size)
-            pairs = [(host - shard.first, seed) for host, seed in zip(hosts, seeds, strict=True) if host in own]
-            shard.executor.start([place for place, _ in pairs], [seed for _, seed in pairs])
+        def start(run: _Run) -> None:
+            pairs = [(host, seed) for host, seed in zip(hosts, seeds, strict=True) if host in run.shard]
+            run.executor.start([host - run.shard.first_host for host, _ in pairs], [seed for _, seed in pairs])
 
         self._each(start)
 
     def follow(self, table: SlotTable) -> None:
-        """Plant, remove and blend what the table says."""
-        self._each(lambda shard: shard.executor.follow(table.select(shard.hosts)))
+        self._each(lambda run: run.executor.follow(table.select(run.hosts)))
 
     def train_epoch(self) -> EpochResult:
-        """Train all shards, devices side by side."""
-        return self._gather(self._each(lambda shard: shard.executor.train_epoch()))
+        return self._gather_records(self._each(lambda run: run.executor.train_epoch()))
 
     def measure(self, split: Split, *, what_if: bool = False, trials: Tensor | None = None) -> Measurement:
-        """Measure all shards, devices side by side."""
+        def measure(run: _Run) -> Measurement:
+            own = None if trials is None else trials[run.hosts]
+            return run.executor.measure(split, what_if=what_if, trials=own)
 
-        def measure(shard: _Shard) -> Measurement:
-            own = None if trials is None else trials[shard.hosts]
-            return shard.executor.measure(split, what_if=what_if, trials=own)
-
-        return self._gather(self._each(measure))
+        return self._gather_records(self._each(measure))
 
     def measure_merit(self, hosts: Tensor) -> Tensor:
-        """Measure the merit of these hosts, devices side by side."""
-        parts = self._each(lambda shard: shard.executor.measure_merit(hosts[shard.hosts]))
-        for shard, part in zip(self._shards, parts, strict=True):
-            if shard.stream is not None:
-                shard.stream.hand_over([part])
-        return torch.cat([part.cpu() for part in parts])
+        return self._gather(self._each(lambda run: run.executor.measure_merit(hosts[run.hosts])))
 
     def remember(self, hosts: Tensor) -> None:
-        """Keep the present state of these hosts."""
-        self._each(lambda shard: shard.executor.remember(hosts[shard.hosts]))
+        self._each(lambda run: run.executor.remember(hosts[run.hosts]))
 
     def restore(self, hosts: Tensor, table: SlotTable) -> None:
-        """Return these hosts to their last good state."""
-        self._each(lambda shard: shard.executor.restore(hosts[shard.hosts], table.select(shard.hosts)))
+        self._each(lambda run: run.executor.restore(hosts[run.hosts], table.select(run.hosts)))
 
     def network(self, host: int) -> GraftedModel:
-        """The network of one host, on its device."""
-        shard = next(shard for shard in self._shards if host < shard.first + shard.size)
-        network = shard.executor.network(host - shard.first)
-        if shard.stream is not None:
-            shard.stream.hand_over([*network.parameters(), *network.buffers()])
+        run = next(run for run in self._runs if host in run.shard)
+        network = run.executor.network(host - run.shard.first_host)
+        run.hand_over([*network.parameters(), *network.buffers()])
         return network
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every host stands, the same for any number of devices."""
-        states = self._each(lambda shard: shard.executor.state_dict()["hosts"])
+        states = self._each(lambda run: run.executor.state_dict()["hosts"])
         return {"hosts": [host for state in states for host in state]}
 
     def load_state_dict(self, state: Mapping[str, Any], table: SlotTable) -> None:
-        """Go on from a saved state."""
-        self._each(
-            lambda shard: shard.executor.load_state_dict(
-                {"hosts": state["hosts"][shard.hosts]}, table.select(shard.hosts)
-            )
-        )
+        def load(run: _Run) -> None:
+            run.executor.load_state_dict({"hosts": state["hosts"][run.hosts]}, table.select(run.hosts))
 
-    def _each(self, work: Callable[[_Shard], R]) -> list[R]:
+        self._each(load)
+
+    def _each(self, work: Callable[[_Run], R]) -> list[R]:
         """Launch `work` on every shard, and only then wait for any."""
-        results = [_launch(shard.stream, work, shard) for shard in self._shards]
+        results = [_launch(run.stream, work, run) for run in self._runs]
         self._join()
         return results
 
     def _join(self) -> None:
-        for shard in self._shards:
-            if shard.stream is not None:
-                shard.stream.join()
+        for run in self._runs:
+            if run.stream is not None:
+                run.stream.join()
 
-    def _gather(self, parts: list[T]) -> T:
-        """One record of all hosts on the CPU from those of the shards."""
+    def _gather(self, parts: Sequence[Tensor]) -> Tensor:
+        """Tensors that the shards made, as one of all hosts on the CPU."""
+        for run, part in zip(self._runs, parts, strict=True):
+            run.hand_over([part])
+        return torch.cat([part.cpu() for part in parts])
+
+    def _gather_records(self, parts: Sequence[T]) -> T:
         names = [spec.name for spec in fields(parts[0])]
-        for shard, part in zip(self._shards, parts, strict=True):
-            if shard.stream is not None:
-                shard.stream.hand_over(getattr(part, name) for name in names)
-        joined = {name: torch.cat([getattr(part, name).cpu() for part in parts]) for name in names}
-        return type(parts[0])(**joined)
+        return type(parts[0])(*(self._gather([getattr(part, name) for part in parts]) for name in names))
 
 
 def _launch(stream: SideStream | None, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,7 @@
 """The reference executor: every host is an ordinary module, trained one after the other."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,24 +9,20 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Parameter
+from torch.optim import SGD, AdamW, Optimizer
 
-from esper.kasmina import (
-    NOT_MEASURED,
-    GraftedModel,
-    SlotTable,
-    Snapshot,
-    graft,
-    restore_snapshot,
-    take_snapshot,
-)
+from esper.kasmina import NOT_MEASURED, GraftedModel, Host, SlotTable, Snapshot, graft, restore_snapshot, take_snapshot
+from esper.kasmina.gradients import clip_gradients
 from esper.kasmina.merit import MERIT_SAMPLES, PassWatch, WouldBeSeeds, measure_merit
 from esper.kasmina.optimizer_groups import SLOT_KEY
 from esper.kasmina.random_state import keeping_random_state
-from esper.tasks import Split, Task
+from esper.tasks import OptimizerSettings, Split, Task
 from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings
 from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, score_of
-from esper.tolaria.helpers import COMPILED, EAGER, Passes, build_optimizer, clip_gradients, measure, place, train_pass
+from esper.tolaria.executors.passes import COMPILED, EAGER, Passes, train_pass
+from esper.tolaria.executors.validation import measure, move_split
 from esper.tolaria.precision import HostPrecision
+from esper.tolaria.shards import join
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
 
 _CPU = torch.device("cpu")
@@ -60,12 +56,12 @@ class HostTrainer:
         self._precision = HostPrecision(setup.precision, setup.device)
         with drawing_from(self.streams.init):
             host = task.build_host().to(setup.dtype)
-        self._optimizer = build_optimizer(host, task.optimizer)
+        self._optimizer = _build_optimizer(host, task.optimizer)
         # Made and probed on the CPU and then moved, so that a seed gives the same weights on every device.
         self.model = graft(
             host,
             at=host.slot_sites,
-            example=place(task.splits().val, _CPU, setup.dtype).x[:2],
+            example=move_split(task.splits().val, _CPU, setup.dtype).x[:2],
             optimizer=self._optimizer,
             isolation="shadow",
             generator=self.streams.seeds,
@@ -93,21 +89,25 @@ class HostTrainer:
         setup, precision, optimizer = self._setup, self._precision, self._optimizer
         rows = next(self._batches)
         x, y = setup.train.x[rows], setup.train.y[rows]
+        # Seeds have parameter groups of their own, and with them learning rates.
         rate = learning_rate(self._task.optimizer, self._step, self._task.batches_per_epoch, self._total_steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * (self._task.optimizer.seed_lr_scale if SLOT_KEY in group else 1.0)
         self._step += 1
 
+        # The host and its blended seeds learn from one loss, each isolated seed from that of its shadow pass.
         optimizer.zero_grad(set_to_none=True)
         with precision.autocast():
-            loss, logits = setup.passes.train(self.model, x, y)
+            loss, logits = setup.passes(train_pass, self.model, x, y)
         precision.backward(loss)
         for path in training:
             with precision.autocast():
                 shadow_loss, _ = train_pass(partial(self.model.shadow, path), x, y)
             precision.backward(shadow_loss)
+
+        # Clipped apart, so that no seed shrinks the gradients of its host.
         precision.unscale(optimizer)
-        norms = [clip_gradients(part, self._task.optimizer.clip_norm, setup.device) for part in parts]
+        norms = clip_gradients(parts, self._task.optimizer.clip_norm)
         precision.step(optimizer)
         accuracy = (logits.detach().argmax(-1) == y.flatten()).to(loss.dtype).mean()
         return torch.stack([loss.detach(), accuracy, *norms])
@@ -133,7 +133,6 @@ class HostTrainer:
         self._good_precision = self._precision.state_dict()
 
     def restore(self) -> None:
-        """Return to the snapshot."""
         assert self._good is not None
         restore_snapshot(self.model, self._good)
         self._precision.load_state_dict(self._good_precision)
@@ -149,7 +148,6 @@ class HostTrainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a host stood."""
         self._good = Snapshot.from_state_dict(state["snapshot"], len(self.model.sites))
         self._good_precision = state["precision"]
         self.restore()
@@ -159,7 +157,10 @@ class HostTrainer:
 
 
 class LoopExecutor:
-    """Trains hosts one by one on one device; the definition of correct. What it returns is on that device."""
+    """Trains hosts one by one on one device; the definition of correct. What it returns is on that device.
+
+    `Executor` says what the methods do, and `network` returns the one that is being trained.
+    """
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class LoopExecutor:
         device: torch.device = _CPU,
     ) -> None:
         passes = COMPILED if compute.compile_hosts else EAGER
-        train = place(task.splits().train, device, dtype)
+        train = move_split(task.splits().train, device, dtype)
         self._setup = HostSetup(task, episode_length, dtype, device, compute.precision, passes, train, WouldBeSeeds())
         # Seeds are no part of this first set of hosts: `start` replaces them all.
         self.hosts = [HostTrainer(self._setup, 0)] * num_hosts
@@ -180,41 +181,30 @@ class LoopExecutor:
         self.host_params = sum(parameter.numel() for parameter in model.host.parameters())
 
     def start(self, hosts: Sequence[int], seeds: Sequence[int]) -> None:
-        """Put fresh hosts without seeds in these places."""
         for index, seed in zip(hosts, seeds, strict=True):
             self.hosts[index] = HostTrainer(self._setup, seed)
 
     def follow(self, table: SlotTable) -> None:
-        """Plant, remove and blend what the table says."""
         for index, host in enumerate(self.hosts):
             host.model.follow(table.select(slice(index, index + 1)))
 
     def train_epoch(self) -> EpochResult:
-        """Train the hosts one after the other."""
         means = torch.stack([host.train_epoch() for host in self.hosts]).to(torch.float32)
         loss, accuracy, host_norm = means[:, :3].unbind(1)
         return EpochResult(loss, score_of(self._setup.task, loss, accuracy), host_norm, means[:, 3:])
 
     def measure(self, split: Split, *, what_if: bool = False, trials: Tensor | None = None) -> Measurement:
-        """Measure the hosts one after the other."""
         setup = self._setup
-        placed = place(split, setup.device, setup.dtype)
-        each = [
-            measure(
-                host.model,
-                setup.task,
-                placed,
-                what_if=what_if,
-                trials=None if trials is None else trials[index],
-                passes=setup.passes,
-            )
-            for index, host in enumerate(self.hosts)
-        ]
-        names = [spec.name for spec in fields(Measurement)]
-        return Measurement(**{name: torch.cat([getattr(one, name) for one in each]) for name in names})
+        placed = move_split(split, setup.device, setup.dtype)
+        tried = [None] * len(self.hosts) if trials is None else trials.unbind()
+        return join(
+            [
+                measure(host.model, setup.task, placed, what_if=what_if, trials=own, passes=setup.passes)
+                for host, own in zip(self.hosts, tried, strict=True)
+            ]
+        )
 
     def measure_merit(self, hosts: Tensor) -> Tensor:
-        """Measure the merit of these hosts one after the other."""
         setup, shape = self._setup, (len(self.hosts), *self.catalogue.fits.shape)
         result = torch.full(shape, NOT_MEASURED, dtype=setup.dtype, device=setup.device)
         for index in hosts.nonzero().flatten().tolist():
@@ -222,27 +212,28 @@ class LoopExecutor:
         return result
 
     def remember(self, hosts: Tensor) -> None:
-        """Let each take a snapshot."""
         for index in hosts.nonzero().flatten().tolist():
             self.hosts[index].remember()
 
     def restore(self, hosts: Tensor, table: SlotTable) -> None:
-        """Return each to its snapshot."""
         for index in hosts.nonzero().flatten().tolist():
             self.hosts[index].restore()
         self.follow(table)
 
     def network(self, host: int) -> GraftedModel:
-        """The network that is being trained."""
         return self.hosts[host].model
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every host stands."""
         return {"hosts": [host.state_dict() for host in self.hosts]}
 
     def load_state_dict(self, state: Mapping[str, Any], table: SlotTable) -> None:
-        """Go on from a saved state."""
         self.start(range(len(self.hosts)), [0] * len(self.hosts))
         for host, saved in zip(self.hosts, state["hosts"], strict=True):
             host.load_state_dict(saved)
         self.follow(table)
+
+
+def _build_optimizer(host: Host, settings: OptimizerSettings) -> Optimizer:
+    if settings.name == "sgd":
+        return SGD(host.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay)
+    return AdamW(host.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=True)

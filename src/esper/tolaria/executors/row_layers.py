@@ -16,7 +16,6 @@ class RowLinear(nn.Linear):
     """One batched product for all rows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same as `nn.Linear`, row by row."""
         samples, weight = x.reshape(len(self.weight), -1, self.in_features), self.weight.transpose(1, 2)
         bias: Tensor | None = self.bias
         out = samples.bmm(weight) if bias is None else torch.baddbmm(bias[:, None], samples, weight)
@@ -27,7 +26,6 @@ class RowLayerNorm(nn.LayerNorm):
     """Normalises all rows as one and scales each by its own weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same as `nn.LayerNorm`, row by row."""
         normal = F.layer_norm(x, self.normalized_shape, eps=self.eps).view(len(self.weight), -1, x.shape[-1])
         return torch.addcmul(self.bias[:, None], normal, self.weight[:, None]).view_as(x)
 
@@ -36,7 +34,6 @@ class RowGroupNorm(nn.GroupNorm):
     """Normalises all rows as one and scales each by its own weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same as `nn.GroupNorm`, row by row."""
         normal = F.group_norm(x, self.num_groups, eps=self.eps).view(
             len(self.weight), -1, self.num_channels, *x.shape[2:]
         )
@@ -48,7 +45,6 @@ class RowConv1d(nn.Conv1d):
     """A convolution over series as one batched product, or, if depthwise, as a sum of shifted products."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same as `nn.Conv1d`, row by row."""
         kind = _ConvProduct if self.groups == 1 else _DepthwiseSum
         out: Tensor = kind.apply(x, self.weight, self.stride[0], int(self.padding[0]))  # type: ignore[no-untyped-call]
         if self.bias is not None:
@@ -64,7 +60,6 @@ class RowConv2d(nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same as `nn.Conv2d`, row by row."""
         biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind()
         rows = zip(x.chunk(len(self.weight)), self.weight.unbind(), biases, strict=True)
         return torch.cat([self._conv_forward(row, weight, bias) for row, weight, bias in rows])
@@ -115,6 +110,7 @@ class _ConvProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
         rows, channels_out, channels, kernel = weight.shape
         positions, taps = _taps(x.shape[2], kernel, stride, padding)
+        # Windows of the series as rows of a matrix; what lies outside of it stays 0.
         series = x.transpose(1, 2)
         if kernel == 1 and stride == 1 and padding == 0:
             windows = series.reshape(rows, -1, channels)
@@ -123,6 +119,7 @@ class _ConvProduct(torch.autograd.Function):
             for tap, (out, source) in enumerate(taps):
                 columns[:, out, tap] = series[:, source]
             windows = columns.view(rows, -1, kernel * channels)
+        # Then a convolution is one product per copy.
         matrix = weight.permute(0, 3, 2, 1).reshape(rows, kernel * channels, channels_out)
         ctx.save_for_backward(windows, matrix)
         ctx.sizes = (x.shape, weight.shape, positions, taps)
@@ -136,6 +133,7 @@ class _ConvProduct(torch.autograd.Function):
         for_weight = windows.transpose(1, 2).bmm(flat).view(rows, kernel, channels, channels_out).permute(0, 3, 2, 1)
         if not ctx.needs_input_grad[0]:
             return None, for_weight, None, None
+        # Every window sends its gradient back to the positions that it was taken from, tap by tap.
         for_windows = flat.bmm(matrix.transpose(1, 2)).view(samples, positions, kernel, channels)
         if kernel == 1 and positions == length:
             return for_windows.view(samples, length, channels).transpose(1, 2), for_weight, None, None
@@ -154,6 +152,7 @@ class _DepthwiseSum(torch.autograd.Function):
         positions, taps = _taps(x.shape[2], kernel, stride, padding)
         series = x.transpose(1, 2).unflatten(0, (rows, -1))
         by_tap = weight.permute(3, 0, 2, 1)[:, :, None]
+        # One shifted product per tap of the kernel.
         result = x.new_zeros(*series.shape[:2], positions, channels)
         for tap, (out, source) in enumerate(taps):
             result[:, :, out].addcmul_(series[:, :, source], by_tap[tap])
@@ -166,6 +165,7 @@ class _DepthwiseSum(torch.autograd.Function):
         series, by_tap = ctx.saved_tensors
         outer = gradient.transpose(1, 2).unflatten(0, series.shape[:2])
         for_series = torch.zeros_like(series, memory_format=torch.contiguous_format)
+        # The same shifted products, once with the weights and once with the series.
         for_weight = []
         for tap, (out, source) in enumerate(ctx.taps):
             for_series[:, :, source].addcmul_(outer[:, :, out], by_tap[tap])

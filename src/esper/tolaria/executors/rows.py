@@ -1,17 +1,19 @@
 """Parameters of many copies of one module as rows of a matrix, and an optimiser that steps them all at once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.gradients import clip_factors
+from esper.kasmina.torch_private import adamw_step, sgd_step
 from esper.tasks import OptimizerSettings
-from esper.tolaria.executors.base import CLIP_EPS
+from esper.tolaria.shards import join
 
-_BETAS = (0.9, 0.999)
-_EPS = 1e-8
+GroupKey = tuple[int, int]
+"""Slot and blueprint id: seeds that have both in common are one group."""
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class Rows:
     @classmethod
     def merged(cls, parts: Sequence[Self]) -> Self:
         """The rows of all parts in the order of their owners."""
-        joined = cls(*(torch.cat([getattr(part, spec.name) for part in parts]) for spec in fields(cls)))
+        joined = join(parts)
         return joined.select(joined.owner.argsort())
 
     def select(self, index: Tensor) -> Self:
@@ -47,12 +49,32 @@ class Rows:
         return type(self)(*(getattr(self, spec.name)[index] for spec in fields(self)))
 
     def clone(self) -> Self:
-        """A copy."""
         return type(self)(*(getattr(self, spec.name).clone() for spec in fields(self)))
 
 
+@dataclass(slots=True)
+class AllRows:
+    """The rows of all hosts, and of all seeds group by group."""
+
+    hosts: Rows
+    seeds: dict[GroupKey, Rows] = field(default_factory=dict)
+
+    def clone(self) -> Self:
+        return type(self)(self.hosts.clone(), {key: rows.clone() for key, rows in self.seeds.items()})
+
+    def groups(self) -> list[Rows]:
+        """The hosts, then each group of seeds."""
+        return [self.hosts, *self.seeds.values()]
+
+    def set_seeds(self, key: GroupKey, parts: Sequence[Rows]) -> None:
+        """Let these be the seeds of a group, which is gone if there are none; groups stay in order."""
+        rows = Rows.merged(parts)
+        self.seeds.pop(key, None)
+        if len(rows.owner):
+            self.seeds = dict(sorted([*self.seeds.items(), (key, rows)]))
+
+
 def flatten(module: nn.Module) -> Tensor:
-    """All parameters of `module` as one row."""
     return torch.cat([torch.empty(0), *(parameter.detach().flatten() for parameter in module.parameters())])
 
 
@@ -67,13 +89,13 @@ def leaves(weights: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     return [view.detach().requires_grad_() for view in views(weights, shapes)]
 
 
-def clip(gradients: Sequence[Tensor], max_norm: float) -> list[Tensor]:
+def clip_rows(gradients: Sequence[Tensor], max_norm: float) -> list[Tensor]:
     """Scale each row of each `[R, P]` down to `max_norm`, in place; returns the norms before, `[R]` each."""
     norms = [torch.linalg.vector_norm(gradient, dim=1) for gradient in gradients]
     for gradient, norm in zip(gradients, norms, strict=True):
-        scale = max_norm / (norm + CLIP_EPS)
-        if bool((scale < 1).any()):  # often there is nothing to scale, and a pass over memory to save
-            gradient.mul_(scale.clamp_(max=1.0)[:, None])
+        factors = clip_factors(norm, max_norm)
+        if not bool((factors >= 1).all()):  # often there is nothing to scale, and a pass over memory to save
+            gradient.mul_(factors.clamp_(max=1.0)[:, None])
     return norms
 
 
@@ -85,57 +107,29 @@ class RowOptimizer:
     """
 
     def __init__(self, groups: Sequence[Rows], starts: Tensor, how: OptimizerSettings) -> None:
+        """`groups`: the hosts first. `starts [N]`: the step at which each host begins."""
         self._groups = groups
         self._how = how
+        # Cohorts share a learning rate: by the step at which they begin, and whether they are seeds.
         self._cohorts: dict[tuple[int, bool], list[int]] = {}
-        owners = [(owner, place > 0) for place, group in enumerate(groups) for owner in group.owner.tolist()]
+        owners = [(owner, number > 0) for number, group in enumerate(groups) for owner in group.owner.tolist()]
         began = starts.tolist()
         for place, (owner, is_seed) in enumerate(owners):
             self._cohorts.setdefault((began[owner], is_seed), []).append(place)
+        # Views of single rows, which is what the kernels take.
         columns = (spec.name for spec in fields(Rows) if spec.name != "owner")
         self._rows = {name: [row for group in groups for row in getattr(group, name).unbind()] for name in columns}
 
     def step(self, gradients: Sequence[Tensor], rates: Mapping[int, float]) -> None:
         """One step along `gradients`, `[R, P]` for each group; `rates` has a learning rate for each of `starts`."""
-        rows = [row for gradient in gradients for row in gradient.unbind()]
+        gradient_rows = [row for gradient in gradients for row in gradient.unbind()]
         for group in self._groups:
             group.steps += 1
-        run = self._adamw if self._how.name == "adamw" else self._sgd
         for (start, is_seed), places in self._cohorts.items():
             rate = rates[start] * (self._how.seed_lr_scale if is_seed else 1.0)
-            run([rows[place] for place in places], places, rate)
-
-    def _adamw(self, gradients: list[Tensor], places: list[int], rate: float) -> None:
-        torch._fused_adamw_(
-            self._column("weights", places),
-            gradients,
-            self._column("first", places),
-            self._column("second", places),
-            [],
-            self._column("steps", places),
-            amsgrad=False,
-            lr=rate,
-            beta1=_BETAS[0],
-            beta2=_BETAS[1],
-            weight_decay=self._how.weight_decay,
-            eps=_EPS,
-            maximize=False,
-        )
-
-    def _sgd(self, gradients: list[Tensor], places: list[int], rate: float) -> None:
-        torch._fused_sgd_(
-            self._column("weights", places),
-            gradients,
-            self._column("first", places),
-            weight_decay=self._how.weight_decay,
-            momentum=self._how.momentum,
-            lr=rate,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
-
-    def _column(self, name: str, places: list[int]) -> list[Tensor]:
-        column = self._rows[name]
-        return [column[place] for place in places]
+            weights, first, second, steps = ([rows[place] for place in places] for rows in self._rows.values())
+            along, decay = [gradient_rows[place] for place in places], self._how.weight_decay
+            if self._how.name == "adamw":
+                adamw_step(weights, along, first, second, steps, lr=rate, weight_decay=decay)
+            else:
+                sgd_step(weights, along, first, lr=rate, weight_decay=decay, momentum=self._how.momentum)

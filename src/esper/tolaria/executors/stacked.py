@@ -1,7 +1,7 @@
 """Many hosts as one: parameters of all hosts stacked, seeds grouped by slot and blueprint, rows instead of objects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,48 +11,43 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.kasmina import NOT_MEASURED, Blueprint, GraftedModel, SlotTable, find_blueprint, graft
 from esper.kasmina.merit import MERIT_SAMPLES
 from esper.kasmina.seed_state import remove_slots
+from esper.kasmina.torch_private import copy_tensors
 from esper.tasks import Split, Task
-from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, losses_and_accuracies, score_of
+from esper.tolaria.executors.base import (
+    EpochResult,
+    Measurement,
+    learning_rate,
+    losses_and_accuracies,
+    samples_at_once,
+    score_of,
+)
 from esper.tolaria.executors.batched import Batched
 from esper.tolaria.executors.chain import cut_chain
-from esper.tolaria.executors.forward import GroupKey, Leaves, StackedForward
+from esper.tolaria.executors.forward import Leaves, StackedForward
 from esper.tolaria.executors.routes import Branch, Route, plan_route
-from esper.tolaria.executors.rows import RowOptimizer, Rows, clip, flatten, leaves, views
+from esper.tolaria.executors.rows import AllRows, GroupKey, RowOptimizer, Rows, clip_rows, flatten, leaves, views
 from esper.tolaria.executors.stacked_merit import StackedMerit
 from esper.tolaria.streams import BatchStream, Streams, drawing_from
 
-_MAX_ELEMENTS = 2**23
-"""Of one activation tensor in validation: above this, samples are measured in several goes."""
+_HELD_ELEMENTS = 2**23
+"""Of one activation tensor in validation: above this, samples are measured in several goes, to stay in memory."""
 
 _VMAP_ATTENTION = sdpa_kernel(SDPBackend.MATH)
 """The one kind of attention that vmap knows."""
 
 
-@dataclass(slots=True)
-class _State:
-    """The rows of all hosts and of all seeds."""
-
-    hosts: Rows
-    seeds: dict[GroupKey, Rows] = field(default_factory=dict)
-
-    def clone(self) -> "_State":
-        return _State(self.hosts.clone(), {key: rows.clone() for key, rows in self.seeds.items()})
-
-    def groups(self) -> list[Rows]:
-        return [self.hosts, *self.seeds.values()]
-
-
 class StackedExecutor:
-    """Trains all hosts at once; agrees with `loop` to float tolerance."""
+    """Trains all hosts at once; agrees with `loop` to float tolerance. `Executor` says what the methods do."""
 
     def __init__(self, task: Task, num_hosts: int, episode_length: int, dtype: torch.dtype = torch.float32) -> None:
         self._task = task
         self._num_hosts = num_hosts
         self._length = episode_length
         self._dtype = dtype
+        # What all hosts have in common: sites, parts and prices, from a host whose weights are never used.
         splits = task.splits()
         self._train_x, self._train_y = self._cast(splits.train.x), splits.train.y
-        with torch.random.fork_rng(devices=[]):  # its weights are never used
+        with torch.random.fork_rng(devices=[]):
             host = task.build_host().to(dtype)
         template = graft(host, at=host.slot_sites, example=self._cast(splits.val.x[:2]))
         self.sites, self.catalogue = template.sites, template.catalogue
@@ -63,17 +58,16 @@ class StackedExecutor:
         self.host_params = sum(part.size for part in self._parts)
         self._blueprints: dict[GroupKey, Batched] = {}
         self._merit = StackedMerit(self.sites, self.catalogue, num_hosts, dtype, self._blueprint, self._chain.sources)
+        # What is each host's own; `start` gives these places their first hosts.
         self._streams = [Streams.from_seed(0) for _ in range(num_hosts)]
         self._batches = [self._batch_stream(streams) for streams in self._streams]
         self._steps = torch.zeros(num_hosts, dtype=torch.int64)
         weights = torch.zeros(num_hosts, self.host_params, dtype=dtype)
-        self._now = _State(Rows.fresh(range(num_hosts), weights, task.optimizer))
+        self._now = AllRows(Rows.fresh(range(num_hosts), weights, task.optimizer))
         self._good = self._now.clone()
         self._table = SlotTable.empty(num_hosts, len(self.sites))
-        self._planted = self._table.blueprint.clone()
 
     def start(self, hosts: Sequence[int], seeds: Sequence[int]) -> None:
-        """Put fresh hosts without seeds in these places."""
         for index, seed in zip(hosts, seeds, strict=True):
             streams = self._streams[index] = Streams.from_seed(seed)
             self._batches[index] = self._batch_stream(streams)
@@ -85,27 +79,26 @@ class StackedExecutor:
             for column in (rows.first, rows.second, rows.steps):
                 column[index] = 0
             self._steps[index] = 0
-        emptied = self._table.clone()
-        gone = torch.zeros(self._num_hosts, dtype=torch.bool)
-        gone[list(hosts)] = True
-        self.follow(SlotTable.empty(*emptied.shape).where(gone, emptied))
+        # Seeds of the hosts that were there before go.
+        fresh = torch.zeros(self._num_hosts, dtype=torch.bool)
+        fresh[list(hosts)] = True
+        self.follow(SlotTable.empty(*self._table.shape).where(fresh, self._table))
 
     def follow(self, table: SlotTable) -> None:
         """Remove and plant seeds until what is planted is what the table says."""
         for slot, site in enumerate(self.sites):
-            changed = self._planted[:, slot] != table.blueprint[:, slot]
-            if not changed.any():
-                continue
-            for blueprint in {*self._planted[changed, slot].tolist(), *table.blueprint[changed, slot].tolist()} - {0}:
+            planted, wanted = self._table.blueprint[:, slot], table.blueprint[:, slot]
+            changed = planted != wanted
+            # In every group that loses or gains seeds: those that stay, and new ones.
+            for blueprint in {*planted[changed].tolist(), *wanted[changed].tolist()} - {0}:
                 key = (slot, blueprint)
-                born = (changed & (table.blueprint[:, slot] == blueprint)).nonzero().flatten().tolist()
+                born = (changed & (wanted == blueprint)).nonzero().flatten().tolist()
                 kept = self._now.seeds.get(key)
                 parts = [] if kept is None else [kept.select(~changed[kept.owner])]
                 if born:
                     kind = find_blueprint(site.shape.family, blueprint)
                     parts.append(self._germinate(kind, slot, born, table.blended))
-                self._set_group(key, parts)
-        self._planted = table.blueprint.clone()
+                self._now.set_seeds(key, parts)
         self._table = table
 
     def _germinate(self, kind: Blueprint, slot: int, hosts: list[int], silent: Tensor) -> Rows:
@@ -116,22 +109,14 @@ class StackedExecutor:
                 fresh.append(flatten(seed.to(self._dtype)))
         return Rows.fresh(hosts, torch.stack(fresh), self._task.optimizer)
 
-    def _set_group(self, key: GroupKey, parts: list[Rows]) -> None:
-        rows = Rows.merged(parts)
-        if len(rows.owner):
-            self._now.seeds[key] = rows
-        else:
-            self._now.seeds.pop(key, None)
-        self._now.seeds = dict(sorted(self._now.seeds.items()))
-
     @_VMAP_ATTENTION
     def train_epoch(self) -> EpochResult:
-        """Train all hosts for one epoch."""
         task, count = self._task, self._task.batches_per_epoch
         batches = torch.stack([stream.take(count) for stream in self._batches], 1)
         rates = self._rates(count)
         route = self._route(leave_out=False, whole=True)
         tensors = self._leaves()
+        # One gradient matrix for each group of rows, and views of it in the shapes of the parameters.
         groups = self._now.groups()
         optimizer = RowOptimizer(groups, self._steps, task.optimizer)
         gradients = [torch.empty_like(rows.weights) for rows in groups]
@@ -140,13 +125,16 @@ class StackedExecutor:
             for matrix, group in zip(gradients, tensors.groups(), strict=True)
             for piece in views(matrix, [leaf.shape[1:] for leaf in group])
         ]
+        # Loss, accuracy and the gradient norms before clipping, of every minibatch.
         results = []
         for samples, rate in zip(batches, rates, strict=True):
             shown = self._backward(route, tensors, samples, pieces)
-            norms = clip(gradients, task.optimizer.clip_norm)
+            norms = clip_rows(gradients, task.optimizer.clip_norm)
             optimizer.step(gradients, rate)
             results.append((*shown, *norms))
         self._steps += count
+
+        # Their means, those of seeds back in the places of their hosts.
         means = [torch.stack(column).mean(0).to(torch.float32) for column in zip(*results, strict=True)]
         loss, accuracy, host_norm, *group_norms = means
         seed_norms = torch.zeros(self._num_hosts, len(self.sites))
@@ -159,10 +147,11 @@ class StackedExecutor:
         y = self._train_y[samples]
         logits, branch_logits = self._forward(route, tensors, self._train_x[samples])
         loss, accuracy = losses_and_accuracies(logits, y)
+        # Losses of all rows are independent, so the gradient of their sum holds that of each.
         total = loss.sum()
         if branch_logits is not None:
             total = total + losses_and_accuracies(branch_logits, y[route.branch_owner])[0].sum()
-        torch._foreach_copy_(pieces, torch.autograd.grad(total, tensors.all()))
+        copy_tensors(pieces, torch.autograd.grad(total, tensors.all()))
         return loss.detach(), accuracy
 
     @_VMAP_ATTENTION
@@ -172,8 +161,8 @@ class StackedExecutor:
         route = self._route(leave_out=True, whole=what_if, trials=trials)
         tensors = self._leaves()
         rows = self._num_hosts + len(route.branch_owner)
-        largest = max(torch.Size(site.shape.tensor_shape(1)).numel() for site in self.sites)
-        chunk = max(1, _MAX_ELEMENTS // (rows * largest))
+        chunk = samples_at_once(self.sites, rows, _HELD_ELEMENTS)
+        # Hosts and branches, one below the other; the mean over samples is built up chunk by chunk.
         loss, accuracy = torch.zeros(2, rows, dtype=self._dtype)
         x = self._cast(split.x)
         for xs, ys in zip(x.split(chunk), split.y.split(chunk), strict=True):
@@ -211,21 +200,20 @@ class StackedExecutor:
         self._good = self._now.clone()
 
     def restore(self, hosts: Tensor, table: SlotTable) -> None:
-        """Take the rows of these hosts, and of their seeds, from the last good state."""
         failed, good = hosts, self._good
         self._now.hosts = Rows.merged([self._now.hosts.select(~failed), good.hosts.select(failed)])
+        # A group keeps the seeds of hosts that go on, and gets those that failed hosts had.
         for key in sorted({*self._now.seeds, *good.seeds}):
             sources = ((self._now.seeds.get(key), ~failed), (good.seeds.get(key), failed))
-            self._set_group(key, [rows.select(wanted[rows.owner]) for rows, wanted in sources if rows is not None])
-        self._planted = table.blueprint.clone()
+            self._now.set_seeds(key, [rows.select(wanted[rows.owner]) for rows, wanted in sources if rows is not None])
         self._table = table
 
     def network(self, host: int) -> GraftedModel:
-        """A copy of one host's network as a module."""
         with torch.random.fork_rng(devices=[]):
             module = self._task.build_host().to(self._dtype)
         model = graft(module, at=module.slot_sites, example=self._cast(self._task.splits().val.x[:2]))
         model.follow(self._table.select(slice(host, host + 1)))
+        # The rows of this host, written back into modules.
         parts = [module.get_submodule(part) for part in module.parts]
         _unflatten(parts, self._now.hosts.weights[host])
         for (slot, _), rows in self._now.seeds.items():
@@ -245,9 +233,8 @@ class StackedExecutor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], table: SlotTable) -> None:
-        """Go on from a saved state."""
         seeds = {(slot, blueprint): Rows(**rows) for slot, blueprint, rows in state["seeds"]}
-        self._now = _State(Rows(**state["hosts"]), seeds).clone()
+        self._now = AllRows(Rows(**state["hosts"]), seeds).clone()
         self._good = self._now.clone()
         self._steps = state["steps"].clone()
         for index in range(self._num_hosts):
@@ -255,7 +242,7 @@ class StackedExecutor:
             self._batches[index] = self._batch_stream(self._streams[index])
             self._batches[index].load_state_dict(state["batches"][index])
             self._merit.start(index, self._streams[index].variant)
-        self._planted, self._table = table.blueprint.clone(), table
+        self._table = table
 
     def _route(self, *, leave_out: bool, whole: bool, trials: Tensor | None = None) -> Route:
         slots: list[dict[int, Tensor]] = [{} for _ in self.sites]
@@ -300,7 +287,6 @@ class StackedExecutor:
 
 @torch.no_grad()
 def _unflatten(modules: Sequence[torch.nn.Module], row: Tensor) -> None:
-    """Write a row back into the parameters of `modules`."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     for parameter, piece in zip(parameters, row.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(piece.view_as(parameter))

@@ -8,8 +8,8 @@ from torch import Tensor
 from esper.kasmina import NOT_MEASURED, Blueprint, Catalogue, Site, Source
 from esper.kasmina.merit import VARIANTS, WouldBe, WouldBeSeeds, kinds_with_merit, relative
 from esper.tolaria.executors.batched import Batched
-from esper.tolaria.executors.forward import GroupKey, Seen, fit_rows
-from esper.tolaria.executors.rows import flatten, views
+from esper.tolaria.executors.forward import Seen, fit_rows
+from esper.tolaria.executors.rows import GroupKey, flatten, views
 
 
 class StackedMerit:
@@ -42,7 +42,6 @@ class StackedMerit:
         return Seen(frozenset(self._places.values()))
 
     def start(self, host: int, variant: int) -> None:
-        """An episode begins, with these would-be seeds."""
         self._variant[host] = variant
 
     def measure(self, free: Tensor, seen: Seen, gradients: Mapping[int, Tensor]) -> Tensor:
@@ -54,6 +53,7 @@ class StackedMerit:
             if len(hosts):
                 given = seen.places[place].detach()
                 sums[hosts, slot, blueprint - 1] = self._sums(key, hosts, given, gradients[slot])
+        # Relative to the gradient that arrives at the slot, so that slots can be compared.
         arriving = [torch.linalg.vector_norm(gradients[slot].flatten(1), dim=1) for slot in range(len(self._sites))]
         return relative(sums, torch.stack(arriving, 1))
 
@@ -62,6 +62,7 @@ class StackedMerit:
         rows = self._rows(key)[self._variant[hosts]]
         if len(hosts) < self._num_hosts:
             given, gradient = given[hosts], gradient[hosts]
+        # Only parameters that learn at first are asked for gradients; a zero one may hide all others.
         tensors = views(rows, self._blueprint(key).shapes)
         first = zip(tensors, self._find(key, 0).learns, strict=True)
         asked = [tensor.requires_grad_() for tensor, learns in first if learns]

@@ -1,6 +1,6 @@
 """Workers: the hosts of one environment, shared out over processes that speak one small protocol."""
 
-from esper.tolaria.workers.messages import Command, Reply, Request, Shard, View
+from esper.tolaria.workers.messages import Command, Reply, Request, View
 from esper.tolaria.workers.pool import WorkerPool
 from esper.tolaria.workers.process import ProcessTransport, Transport
 from esper.tolaria.workers.worker import EnvFactory, ShardWorker
@@ -11,7 +11,6 @@ __all__ = [
     "ProcessTransport",
     "Reply",
     "Request",
-    "Shard",
     "ShardWorker",
     "Transport",
     "View",

@@ -57,22 +57,6 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """The hosts `first_host` to `first_host + num_hosts - 1` of an environment."""
-
-    first_host: int
-    num_hosts: int
-
-    @property
-    def hosts(self) -> slice:
-        """Their places in tensors of all hosts."""
-        return slice(self.first_host, self.first_host + self.num_hosts)
-
-    def __contains__(self, host: int) -> bool:
-        return 0 <= host - self.first_host < self.num_hosts
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """What is known of the hosts of a shard."""
 
@@ -84,13 +68,13 @@ class _Pickler(pickle.Pickler):
     """Tensors as arrays: an order of magnitude faster than torch's own way, and no shared memory left behind."""
 
     def reducer_override(self, value: Any) -> tuple[Callable[..., Tensor], tuple[Any, ...]] | Any:
+        # Not of subclasses, such as parameters, which have to stay what they are.
         if type(value) is Tensor:
             return torch.from_numpy, (value.detach().numpy(force=True),)
         return NotImplemented
 
 
 def to_bytes(message: Any) -> bytes:
-    """`message` as bytes."""
     file = io.BytesIO()
     _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
     return file.getvalue()

@@ -4,7 +4,7 @@ import logging
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor
 from esper.kasmina import ActionMasks, check_actions
 from esper.leyline import InputError, WorkerError
 from esper.nissa import Hub
-from esper.tolaria.environment import Step, check_seed, episode_seed
+from esper.tolaria.environment import Environment, Step
 from esper.tolaria.records import EpisodeResult
+from esper.tolaria.shards import join, share_out
 from esper.tolaria.situation import Situation
-from esper.tolaria.workers.joining import join
-from esper.tolaria.workers.messages import Command, Reply, Request, Shard, View, to_bytes
+from esper.tolaria.workers.messages import Command, Reply, Request, View, to_bytes
 from esper.tolaria.workers.process import ProcessTransport, Transport
 from esper.tolaria.workers.worker import EnvFactory
 
@@ -27,7 +27,7 @@ Question = tuple[Command, tuple[Any, ...]]
 _LOG = logging.getLogger(__name__)
 
 
-class WorkerPool:
+class WorkerPool(Environment):
     """N hosts in several workers, with the interface and, for the same seeds, the episodes of one `GrowthEnv`.
 
     A worker that dies or does not answer is replaced, and its hosts begin new episodes. The step in which that shows,
@@ -50,17 +50,13 @@ class WorkerPool:
     ) -> None:
         if not 1 <= workers <= num_hosts:
             raise InputError(f"workers must be 1 to the number of hosts, {num_hosts}; got {workers}")
-        self.num_envs = num_hosts
-        self.seed = check_seed(seed)
-        self.dropped_episodes = 0
-        """Unfinished episodes that were lost with their workers."""
+        super().__init__(num_hosts, seed)
         self._factory = _packed(make)
         self._hub = hub or Hub()
         self._timeout = timeout
         self._start = start
         self._ids = count()
-        self._shards = _share_out(num_hosts, workers)
-        self._episodes = torch.zeros(num_hosts, dtype=torch.int64)
+        self._shards = share_out(num_hosts, workers)
         self._ended = torch.ones(num_hosts, dtype=torch.bool)
         self._lost: set[int] = set()
         """Workers that were replaced since the last step."""
@@ -75,28 +71,21 @@ class WorkerPool:
 
     @property
     def situation(self) -> Situation:
-        """What is known of the hosts now."""
         return join([view.situation for view in self._views])
 
     @property
     def observations(self) -> Tensor:
-        """`[N, D]`: the same as a learned controller sees it."""
         return join([view.observations for view in self._views])
-
-    def reseed(self, seed: int) -> None:
-        """Number the episodes that begin from now on from `seed`, starting with the first."""
-        self.seed = check_seed(seed)
-        self._episodes.zero_()
 
     def reset(
         self, seeds: Sequence[int] | None = None, *, hosts: Sequence[int] | None = None
     ) -> tuple[Tensor, ActionMasks]:
-        """Begin new episodes, of all hosts or of `hosts`; returns observations and masks of all."""
         chosen = list(range(self.num_envs) if hosts is None else hosts)
         given = self._next_seeds(chosen) if seeds is None else list(seeds)
         if len(given) != len(chosen):
             raise InputError(f"{len(chosen)} hosts need as many seeds; got {len(given)}")
         self._ended[chosen] = True  # what was running is over because the caller says so, and is not dropped
+        # Every worker that has one of these hosts gets their seeds, counted in its own shard.
         questions: dict[int, Question] = {}
         for worker, shard in enumerate(self._shards):
             mine = [(seed, host - shard.first_host) for seed, host in zip(given, chosen, strict=True) if host in shard]
@@ -104,6 +93,7 @@ class WorkerPool:
                 questions[worker] = (Command.RESET, (*zip(*mine, strict=True), self._hub.least))
         for worker, view in self._ask_surely(questions).items():
             self._views[worker] = view
+            # A shard that began anew as a whole has nothing left that was lost.
             if len(questions[worker][1][1]) == self._shards[worker].num_hosts:
                 self._lost.discard(worker)
         self._ended[chosen] = False
@@ -111,7 +101,6 @@ class WorkerPool:
         return self.observations, self.situation.masks
 
     def step(self, actions: Tensor) -> Step:
-        """Take `actions [N, 4]`, one legal action per host; an illegal one raises and changes nothing."""
         if self._ended.all():
             raise InputError("this episode is over; start another")
         situation = self.situation
@@ -120,6 +109,7 @@ class WorkerPool:
         shares = [(actions[shard.hosts],) for shard in self._shards]
         answers = self._ask({worker: (self._kind_of_step(worker), share) for worker, share in enumerate(shares)})
         lost = [worker for worker in range(len(shares)) if worker not in answers]
+        # Those in the place of lost workers have only just begun, and say so.
         answers |= self._ask_surely({worker: (Command.IDLE, shares[worker]) for worker in lost})
         steps: list[Step] = [answers[worker] for worker in range(len(shares))]
         self._views = [View(step.observations, step.info.outcome.after) for step in steps]
@@ -128,7 +118,6 @@ class WorkerPool:
         return joined._replace(info=replace(joined.info, dropped=self._take_dropped()))
 
     def results(self) -> list[EpisodeResult]:
-        """What the episodes ended with, test split included; all have to be over."""
         if not self._ended.all():
             raise InputError("results are known once every episode is over")
         answers = self._ask(dict.fromkeys(range(len(self._shards)), (Command.RESULTS, ())))
@@ -137,7 +126,6 @@ class WorkerPool:
         return [result for worker in sorted(answers) for result in answers[worker]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that going on needs, in the middle of an episode too."""
         answers = self._ask_surely(dict.fromkeys(range(len(self._shards)), (Command.STATE_DICT, ())))
         return {
             "workers": [answers[worker] for worker in sorted(answers)],
@@ -147,7 +135,6 @@ class WorkerPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on, bit for bit, from a saved state of a pool with as many hosts and workers."""
         if len(state["workers"]) != len(self._shards) or len(state["ended"]) != self.num_envs:
             raise InputError(
                 f"the saved state is of {len(state['workers'])} workers with {len(state['ended'])} hosts; "
@@ -161,12 +148,8 @@ class WorkerPool:
         self._lost.clear()
 
     def close(self) -> None:
-        """End the workers; nothing else can be asked afterwards."""
         while self._workers:
             self._workers.pop().close()
-
-    def _next_seeds(self, hosts: Sequence[int]) -> list[int]:
-        return [episode_seed(self.seed, host, int(self._episodes[host])) for host in hosts]
 
     def _kind_of_step(self, worker: int) -> Command:
         """A shard whose hosts all wait, or that began anew since the last step, does not take part in this one."""
@@ -204,6 +187,7 @@ class WorkerPool:
         self._workers[worker].close()
         self._workers[worker] = self._start(self._timeout)
         seeds = self._next_seeds(range(self.num_envs)[places])
+        # It opens its hosts and begins their next episodes; what fails now fails for good.
         for question in (self._opening(worker), (Command.RESET, (seeds, None, self._hub.least))):
             answers, losses = self._exchange({worker: question})
             if losses:
@@ -236,6 +220,7 @@ class WorkerPool:
         sent: dict[int, Request] = {}
         replies: dict[int, Reply] = {}
         losses: dict[int, WorkerError] = {}
+        # All are asked before any is waited for, so that they work side by side.
         for worker, (command, arguments) in questions.items():
             request = Request(next(self._ids), command, arguments)
             try:
@@ -249,6 +234,7 @@ class WorkerPool:
             except WorkerError as error:
                 losses[worker] = error
         self._pass_on_events(replies)
+        # Only now, or the replies of the others would be left in their pipes.
         for reply in replies.values():
             if reply.error is not None:
                 raise reply.error
@@ -259,12 +245,6 @@ class WorkerPool:
             first = self._shards[worker].first_host
             for event in reply.events:
                 self._hub.emit(replace(event, env_id=None if event.env_id is None else first + event.env_id))
-
-
-def _share_out(num_hosts: int, workers: int) -> list[Shard]:
-    """Consecutive shards whose sizes differ by one at most."""
-    bounds = [num_hosts * worker // workers for worker in range(workers + 1)]
-    return [Shard(first, after - first) for first, after in pairwise(bounds)]
 
 
 def _packed(make: EnvFactory) -> bytes:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from threading import Timer
 from typing import Protocol
@@ -47,14 +48,13 @@ class ProcessTransport:
 
     @property
     def pid(self) -> int | None:
-        """The process."""
         return self._process.pid
 
     def send(self, request: Request) -> None:
-        """Ask, and start the clock."""
         if not self._whole:
             raise WorkerError("a message was interrupted half-way")
-        self._watch()
+        self._watch(self._timeout, self._expire)
+        # Whoever interrupts the next line leaves half a message behind, and nothing more can be sent.
         try:
             self._whole = False
             self._connection.send_bytes(to_bytes(request))
@@ -78,7 +78,6 @@ class ProcessTransport:
             self._watchdog.cancel()
 
     def close(self) -> None:
-        """Ask the worker to end; kill it if it does not."""
         self._watchdog.cancel()
         if self._whole and self._process.is_alive() and not self._connection.closed:
             self._say_farewell()
@@ -87,9 +86,7 @@ class ProcessTransport:
         self._connection.close()
 
     def _say_farewell(self) -> None:
-        self._watchdog = Timer(_FAREWELL_SECONDS, self._process.kill)
-        self._watchdog.daemon = True
-        self._watchdog.start()
+        self._watch(_FAREWELL_SECONDS, self._process.kill)
         try:
             self._connection.send_bytes(to_bytes(Request(-1, Command.CLOSE)))
             self._process.join(_FAREWELL_SECONDS)
@@ -98,9 +95,10 @@ class ProcessTransport:
         finally:
             self._watchdog.cancel()
 
-    def _watch(self) -> None:
+    def _watch(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do something, from another thread, if the watchdog is not cancelled in time."""
         self._watchdog.cancel()
-        self._watchdog = Timer(self._timeout, self._expire)
+        self._watchdog = Timer(seconds, act)
         self._watchdog.daemon = True
         self._watchdog.start()
 

@@ -8,7 +8,8 @@ from typing import Any
 from esper.leyline import EsperError, Severity, TelemetryEvent, WorkerError
 from esper.nissa import Hub, MemorySink
 from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.workers.messages import Command, Reply, Request, Shard, View, from_bytes
+from esper.tolaria.shards import Shard
+from esper.tolaria.workers.messages import Command, Reply, Request, View, from_bytes
 
 EnvFactory = Callable[[Shard, Hub], GrowthEnv]
 """Makes the hosts of a shard; it has to be picklable, as a module's function or a dataclass with `__call__` is."""
@@ -23,7 +24,6 @@ class ShardWorker:
         self._hub = Hub()
 
     def answer(self, request: Request) -> Reply:
-        """Do what is asked."""
         try:
             value, error = self._do(request), None
         except Exception as raised:
@@ -31,6 +31,7 @@ class ShardWorker:
         return Reply(request.id, value, error, self._take_events())
 
     def _do(self, request: Request) -> Any:
+        # The table of commands; `Command` says what each takes and gives.
         match request.command, request.arguments:
             case Command.OPEN, (factory, shard, least):
                 return self._open(factory, shard, least)

@@ -1,4 +1,4 @@
-"""Helpers for one network: compiled passes that fall back, and evaluation with forced alphas."""
+"""Passes of one network: compiled ones fall back to how they are written."""
 
 import logging
 from collections.abc import Callable
@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import GraftedModel
 from esper.tamiyo import Random
-from esper.tolaria import ComputeSettings, EpisodeSettings, Population, measure
+from esper.tolaria import ComputeSettings, EpisodeSettings, Population
 from esper.tolaria.executors import loop
-from esper.tolaria.helpers import CompiledPasses, Passes, evaluate
-from tests.worlds import host_task, tiny_task
+from esper.tolaria.executors.passes import CompiledPasses, eval_pass
+from tests.worlds import host_task
 
 Backend = Callable[..., Callable[..., Any]]
 
@@ -93,44 +92,4 @@ def test_a_backend_that_fails_is_told_once_and_training_goes_on_as_written(
 def test_a_fault_of_the_network_itself_is_raised(compile_with: Callable[[Backend], list[dict[str, Any]]]) -> None:
     compile_with(lambda graph, example: graph.forward)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        CompiledPasses().evaluate(nn.Linear(3, 2), torch.zeros(1, 4))
-
-
-def grown() -> tuple[Population, GraftedModel]:
-    """A host with a blended and an isolated seed."""
-    population, dice = Population(tiny_task(), 1, executor="loop"), Random()
-    population.start([0])
-    dice.reset(1, 0)
-    while not (
-        (population.table.alpha > 0).any() and (population.table.occupied & (population.table.alpha == 0)).any()
-    ):
-        population.step(dice.decide(population.situation))
-    return population, population.executor.network(0)
-
-
-def test_forced_alphas_are_evaluated_in_one_pass_as_one_by_one() -> None:
-    population, model = grown()
-    split = population.task.splits().val
-    occupied = model.table.occupied[0].nonzero().flatten().tolist()
-    alphas = torch.zeros(3, len(model.sites))
-    alphas[1, occupied] = 1.0
-    alphas[2, occupied[0]] = 0.5
-    loss, score = evaluate(model, population.task, split, alphas)
-    for row, alpha in enumerate(alphas):
-        with model.override_alphas({slot: float(alpha[slot]) for slot in occupied}), torch.inference_mode():
-            logits = model(split.x)
-        assert loss[row] == pytest.approx(float(nn.functional.cross_entropy(logits, split.y)), rel=1e-5)
-        assert score[row] == (logits.argmax(-1) == split.y).float().mean()
-
-
-def test_measuring_runs_in_inference_and_eval_mode() -> None:
-    seen: list[tuple[bool, bool]] = []
-
-    class Spy(Passes):
-        def evaluate(self, model: nn.Module, x: Tensor) -> Tensor:
-            seen.append((torch.is_inference_mode_enabled(), model.training))
-            return super().evaluate(model, x)
-
-    population, model = grown()
-    measure(model, population.task, population.task.splits().val, what_if=True, passes=Spy())
-    assert seen == [(True, False)]
+        CompiledPasses()(eval_pass, nn.Linear(3, 2), torch.zeros(1, 4))

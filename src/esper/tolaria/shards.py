@@ -1,7 +1,8 @@
-"""Joining what shards say into what one environment of all hosts would say."""
+"""Hosts shared out over devices or workers, and what the shards say of them joined again."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import torch
@@ -10,6 +11,28 @@ from torch import Tensor
 from esper.kasmina import Catalogue
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The hosts `first_host` to `first_host + num_hosts - 1` of an environment."""
+
+    first_host: int
+    num_hosts: int
+
+    @property
+    def hosts(self) -> slice:
+        """Their places in tensors of all hosts."""
+        return slice(self.first_host, self.first_host + self.num_hosts)
+
+    def __contains__(self, host: int) -> bool:
+        return 0 <= host - self.first_host < self.num_hosts
+
+
+def share_out(num_hosts: int, parts: int) -> list[Shard]:
+    """Consecutive shards whose sizes differ by one at most."""
+    bounds = [num_hosts * part // parts for part in range(parts + 1)]
+    return [Shard(first, after - first) for first, after in pairwise(bounds)]
 
 
 def join(parts: Sequence[T]) -> T:
@@ -31,8 +54,7 @@ def _join(parts: Sequence[Any]) -> Any:
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*(_join(column) for column in zip(*parts, strict=True)))
     if is_dataclass(first) and not isinstance(first, type):
-        names = [field.name for field in fields(first)]
-        return type(first)(**{name: _join([getattr(part, name) for part in parts]) for name in names})
+        return type(first)(*(_join([getattr(part, spec.name) for part in parts]) for spec in fields(first)))
     if isinstance(first, int | float | str | tuple | None):
         return first
     raise TypeError(f"what shards say of their hosts must be tensors in dataclasses; got {type(first).__name__}")

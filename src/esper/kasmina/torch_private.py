@@ -1,0 +1,62 @@
+"""Every name private to torch that is used above kasmina, so that a new release of torch has one file to break."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
+DROPOUT: type[nn.Module] = nn.modules.dropout._DropoutNd
+"""The common parent of all dropout layers; torch's public names are only its children."""
+
+
+def tensor_norms(tensors: Tensors) -> tuple[Tensor, ...]:
+    """The norm of each tensor. Public calls take one tensor each, and many small ones cost more than their numbers."""
+    return torch._foreach_norm(tensors)
+
+
+def scale_tensors(tensors: Tensors, factors: Tensor | Tensors) -> None:
+    """Multiply tensors in place, by one factor or by one each. In one call, for the reason of `tensor_norms`."""
+    torch._foreach_mul_(tensors, factors)
+
+
+def copy_tensors(targets: Tensors, sources: Tensors) -> None:
+    """Copy `sources` into `targets`. In one call, for the reason of `tensor_norms`."""
+    torch._foreach_copy_(targets, sources)
+
+
+def adamw_step(
+    weights: list[Tensor], gradients: list[Tensor], first: list[Tensor], second: list[Tensor], steps: list[Tensor],
+    *, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+) -> None:  # fmt: skip
+    """What `torch.optim.AdamW(fused=True)` does; as a class it would want parameters that never come or go."""
+    torch._fused_adamw_(
+        weights, gradients, first, second, [], steps,
+        lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def sgd_step(
+    weights: list[Tensor], gradients: list[Tensor], momenta: list[Tensor],
+    *, lr: float, weight_decay: float, momentum: float,
+) -> None:  # fmt: skip
+    """What `torch.optim.SGD(fused=True)` does with momenta that began at 0; see `adamw_step`."""
+    torch._fused_sgd_(
+        weights, gradients, momenta,
+        lr=lr, weight_decay=weight_decay, momentum=momentum, dampening=0.0, nesterov=False, maximize=False,
+        is_first_step=False,
+    )  # fmt: skip
+
+
+def own_parameters(module: nn.Module) -> dict[str, Any]:
+    """A module's own parameters by name, to be exchanged in place.
+
+    `functional_call` does that too, but looks every name up again at each call.
+    """
+    return module._parameters
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `torch.compile` wrapped the model, or one of its modules was compiled in place; torch has no question."""
+    return hasattr(model, "_orig_mod") or any(module._compiled_call_impl is not None for module in model.modules())
