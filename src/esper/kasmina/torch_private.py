@@ -57,6 +57,17 @@ def own_parameters(module: nn.Module) -> dict[str, Any]:
     return module._parameters
 
 
+def unwrapped(network: nn.Module) -> nn.Module:
+    """The module in a wrapper of `torch.compile`, which is known by this attribute alone; others as they are."""
+    return network._orig_mod if hasattr(network, "_orig_mod") else network  # type: ignore[return-value]
+
+
+def compile_recurrent(network: nn.Module) -> None:
+    """Compile in place a network that holds an LSTM, which Dynamo otherwise leaves out; any length of sequences."""
+    torch._dynamo.config.allow_rnn = True
+    network.compile(dynamic=True)
+
+
 def is_compiled(model: nn.Module) -> bool:
     """Whether `torch.compile` wrapped the model, or one of its modules was compiled in place; torch has no question."""
     return hasattr(model, "_orig_mod") or any(module._compiled_call_impl is not None for module in model.modules())

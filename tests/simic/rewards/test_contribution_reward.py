@@ -13,7 +13,7 @@ import esper
 from esper.kasmina import SlotTable
 from esper.leyline import POINTS, InputError, Op, Stage
 from esper.simic.rewards import INTERVENTION_COSTS, ContributionConfig, RewardConfig, RewardFamily, make_reward
-from esper.simic.rewards.contribution import (
+from esper.simic.rewards.terms import (
     attribution_discount,
     cull_shaping,
     holding_penalty,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from esper.kasmina import SlotTable
 from esper.leyline import Stage
 from esper.simic.rewards import RewardConfig, RewardFamily, ShapingConfig, loss_config, make_reward, potential
-from esper.simic.rewards.shaping import shaping_term
+from esper.simic.rewards.terms import shaping_term
 from tests.simic.lives import last_steps, make_outcome, make_situation, random_life
 
 SHAPING = ShapingConfig(weight=0.7, per_epoch=0.3)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.torch_private import compile_recurrent, unwrapped
 from esper.leyline import InputError
 from esper.simic.agent.rollout_buffer import SequenceBatch, TamiyoRolloutBuffer
 from esper.simic.agent.types import Decision, HeadLogProbs, Hidden, by_head
@@ -253,17 +254,14 @@ class Policy:
         scale_values: bool = True,
         compile_network: bool = False,
     ) -> None:
-        # `_orig_mod` is the only public sign of torch.compile's wrapper; weights are saved without its prefix.
-        base = network._orig_mod if hasattr(network, "_orig_mod") else network
+        base = unwrapped(network)  # weights are saved without the wrapper's prefix
         assert isinstance(base, FactoredRecurrentActorCritic)
         self.network = base.to(device)
         self.device = torch.device(device)
         self.normalizer = RunningMeanStd((base.state_dim,), device) if normalize else None
         self.return_scale = ReturnScale(self.device, enabled=scale_values)
         if compile_network:
-            torch._dynamo.config.allow_rnn = True
-            # In place, so that parameters keep their names. Dynamic, because the length of sequences varies.
-            base.compile(dynamic=True)
+            compile_recurrent(base)
 
     @property
     def spec(self) -> ActionSpec:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.gradients import clip_factors
+from esper.kasmina.torch_private import scale_tensors, tensor_norms
 from esper.leyline import DEFAULT_ADAM_EPS
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.config.learner import GradClipMode
@@ -95,11 +97,10 @@ def clip_gradients(units: Mapping[str, list[nn.Parameter]], max_norm: float, mod
     gradients = [p.grad for parameters in units.values() for p in parameters if p.grad is not None]
     owner = torch.tensor([list(units).index(name) for name in names], device=gradients[0].device)
     # One multi-tensor call for all norms, summed by unit.
-    squares = torch.stack(torch._foreach_norm(gradients)).square()
+    squares = torch.stack(tensor_norms(gradients)).square()
     norms = squares.new_zeros(len(units)).index_add(0, owner, squares).sqrt()
     total = torch.linalg.vector_norm(norms)
     limited = norms if mode == "per_head" else total.expand_as(norms)
-    # The same small number as in torch's own clipping keeps a zero norm from dividing by zero.
-    factors = (max_norm / (limited + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(gradients, factors[owner].unbind())
+    factors = clip_factors(limited, max_norm).clamp(max=1.0)
+    scale_tensors(gradients, factors[owner].unbind())
     return GradientNorms(norms, total, torch.linalg.vector_norm(norms * factors))

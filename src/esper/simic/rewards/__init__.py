@@ -12,11 +12,10 @@ from esper.simic.config.reward import (
     check_gammas,
     check_learner,
 )
-from esper.simic.rewards.breakdown import SHAPING_TERMS, RewardBreakdown
 from esper.simic.rewards.checks import GamingFlags, check_seeds, emit_flags
 from esper.simic.rewards.loss_facts import LOSS_CONFIGS, loss_config
-from esper.simic.rewards.rewards import Reward, make_reward
-from esper.simic.rewards.shaping import potential, shaping_term
+from esper.simic.rewards.rewards import SHAPING_TERMS, Reward, RewardBreakdown, make_reward
+from esper.simic.rewards.terms import potential, shaping_term
 
 __all__ = [
     "INTERVENTION_COSTS",

@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.torch_private import tensor_norms
 from esper.leyline import MAX_RATIO, MIN_RATIO
 from esper.simic.telemetry.gradient_collector import GradientHealth
 
@@ -90,7 +91,7 @@ class NumericalStabilityReport:
     ) -> Self:
         """From the parameters as they are, and what was collected of their gradients."""
         weights = [parameter.detach().float() for parameter in parameters]
-        norms = torch.stack(torch._foreach_norm(weights))
+        norms = torch.stack(tensor_norms(weights))
         largest = torch.stack([weight.abs().amax() for weight in weights]).amax()
         bad = torch.stack([(~weight.isfinite()).sum() for weight in weights]).sum()
         norm, size, count = torch.stack([norms.square().sum().sqrt(), largest, bad.float()]).tolist()

@@ -7,6 +7,7 @@ from typing import Self, TypedDict
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.torch_private import tensor_norms
 from esper.leyline import (
     POLICY_EXPLODING_FACTOR,
     POLICY_VANISHING_FACTOR,
@@ -95,7 +96,7 @@ def _norms(gradients: list[Tensor]) -> Tensor:
         # Squares of half-precision numbers overflow inside the norm too.
         chosen = [gradients[index] for index in members]
         wide = [g if g.dtype in (torch.float32, torch.float64) else g.float() for g in chosen]
-        parts.append(torch.stack(torch._foreach_norm(wide)).to(first, torch.float64, non_blocking=True))
+        parts.append(torch.stack(tensor_norms(wide)).to(first, torch.float64, non_blocking=True))
         order += members
     joined = torch.cat(parts)
     return joined if len(parts) == 1 else joined[torch.tensor(order, device=first).argsort()]

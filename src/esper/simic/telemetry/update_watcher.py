@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.torch_private import tensor_norms
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.agent.types import HeadEntropies, HeadLogProbs, TelemetryLevels, by_head
@@ -86,5 +87,5 @@ def _unit_norms(units: Mapping[str, list[nn.Parameter]]) -> dict[str, Tensor]:
     for name, parameters in units.items():
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:
-            norms[name] = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            norms[name] = torch.linalg.vector_norm(torch.stack(tensor_norms(gradients)))
     return norms
