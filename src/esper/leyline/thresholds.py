@@ -18,7 +18,7 @@ GRADIENT_DRIFT: Final = 5.0
 VALUE_DIVERGENCE: Final = 1.1
 """A critic whose error on a round is so many times what it was before it learned from it learns something else."""
 VALUE_WARM_UP: Final = 2
-"""In so many rounds it is not asked whether the critic diverges: the first steps of a new optimiser overshoot."""
+"""Rounds before divergence of the critic is checked; a fresh Adam overshoots."""
 LSTM_MAGNITUDE: Final = 100.0
 """A cell of the policy's memory beyond this no longer forgets. In an episode of 25 steps one that counts reaches 25."""
 KL_STOP_MULTIPLIER: Final = 1.5

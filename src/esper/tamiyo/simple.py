@@ -38,10 +38,10 @@ class Random:
         self._generator.manual_seed(seed)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"dice": self._generator.get_state()}
+        return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._generator.set_state(state["dice"])
+        self._generator.set_state(state["generator"])
 
     def decide(self, situation: Situation) -> Tensor:
         masks = situation.masks

@@ -115,8 +115,8 @@ def altered(state: Any, place: tuple[Any, ...], change: Any) -> Any:
     ("place", "change"),
     [
         (("controller",), None),
-        (("dice",), None),
-        (("dice",), torch.zeros(3, dtype=torch.uint8)),
+        (("random_state",), None),
+        (("random_state",), torch.zeros(3, dtype=torch.uint8)),
         (("seeds",), torch.zeros(3, dtype=torch.uint8)),
         (("signals", "score_history"), None),
         (("signals", "epoch"), torch.zeros(1)),

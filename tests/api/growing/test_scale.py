@@ -187,7 +187,7 @@ def test_a_killed_growth_measures_on_the_same_scale(settings: dict[str, Any]) ->
     resumed = start()
     resumed.load_state_dict(state)
     later = [str(decision.to_dict()) for decision in grow(resumed, 6)]
-    torch.set_rng_state(state["dice"])
+    torch.set_rng_state(state["random_state"])
     assert later == [str(decision.to_dict()) for decision in grow(grower, 6)]
 
 

@@ -67,7 +67,7 @@ class Grower:
     | seed_lr_scale | learning rate of seeds, as a factor on that of their neighbours |
     | schedulers | learning-rate schedulers, to be saved and rolled back with the model |
     | sources | other tensors than usual for bypasses to read, as in `{"blocks.2": {"far": "stem"}}`; see `graft` |
-    | seed | where the initial weights of seeds and the dice of the controller come from; torch's seed if not given |
+    | seed | seeds the initial weights of seeds and the controller's random numbers; torch's seed if not given |
     | hub | told about every move, as the episodes of `esper train` tell theirs |
 
     Train `model`, which is the given one with slots. `evaluate` runs in eval mode, once per step, once more without
@@ -109,9 +109,9 @@ class Grower:
         self._device = next((p.device for p in host.parameters()), torch.device("cpu"))
         self._seed = common_seed(seed, self._device)
         where = chosen_sites(host, at, example, self._controller)
-        dice, most = torch.Generator().manual_seed(self._seed), self._limits.params
+        generator, most = torch.Generator().manual_seed(self._seed), self._limits.params
         join: dict[str, Any] = {"optimizer": optimizer, "seed_groups": "joined"}
-        self.grafted = graft(host, where, example, budget=most, generator=dice, sources=sources, **join)
+        self.grafted = graft(host, where, example, budget=most, generator=generator, sources=sources, **join)
         """The model with its slots, one layer below: lifecycle calls by hand, gradient clipping."""
         self._account = Account(self.grafted, self._pricing, self._limits)
         self._may_plant = may_plant(self._controller, self._limits, self.grafted)
@@ -325,7 +325,7 @@ class Grower:
         return export(self.grafted, settled(self.grafted.table, verdicts), self._example, target)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that going on needs, as tensors in plain containers: weights, seeds, optimiser, controller, dice.
+        """Everything that going on needs, random state included, as tensors in plain containers.
 
         To be taken between optimiser steps, in the middle of an epoch too.
         """
@@ -345,7 +345,7 @@ class Grower:
             "scale": self._evaluator.scale.state_dict(),
             "history": [decision.to_dict() for decision in self.history],
             "seeds": self.grafted.generator.get_state(),
-            "dice": torch.get_rng_state(),
+            "random_state": torch.get_rng_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -376,12 +376,12 @@ class Grower:
         self.grafted.generator.set_state(state["seeds"])
         if hasattr(self._controller, "load_state_dict"):
             self._controller.load_state_dict(state["controller"])
-        torch.set_rng_state(state["dice"])
+        torch.set_rng_state(state["random_state"])
 
     def save(self, path: Path | str) -> None:
         """Write the growth to a file, at once or not at all: a kill while saving leaves the file that was there."""
         write_growth(self.state_dict(), Path(path))
 
     def load(self, path: Path | str) -> None:
-        """Go on with the growth in a file; bit for bit on a CPU, if the loop draws its data from torch's dice."""
+        """Go on with the growth in a file; bit for bit on a CPU, if the loop draws its data by torch's generator."""
         self.load_state_dict(read_growth(Path(path)))

@@ -183,7 +183,7 @@ class AnomalyDetector:
         ]
 
     def check_numerics(self, has_nan: bool, has_inf: bool) -> list[Anomaly]:
-        """Numbers that are none."""
+        """NaN or infinity in a loss, ratio or gradient."""
         if not (has_nan or has_inf):
             return []
         message = "a loss, ratio or gradient was not finite, and its minibatch was skipped"

@@ -67,11 +67,11 @@ class Batched:
         if not x.is_floating_point():
             return False
         # A generator of its own, because the trial must not change what anybody else draws.
-        dice = torch.Generator().manual_seed(0)
-        trial = torch.randn(_TRIAL_COPIES, _TRIAL_SAMPLES, *x.shape[2:], generator=dice, dtype=x.dtype)
+        generator = torch.Generator().manual_seed(0)
+        trial = torch.randn(_TRIAL_COPIES, _TRIAL_SAMPLES, *x.shape[2:], generator=generator, dtype=x.dtype)
         shapes = [(_TRIAL_COPIES, *shape) for shape in self.shapes]
         with torch.no_grad():
-            parameters = tuple(torch.randn(shape, generator=dice, dtype=x.dtype) for shape in shapes)
+            parameters = tuple(torch.randn(shape, generator=generator, dtype=x.dtype) for shape in shapes)
             try:
                 folded = self._fold(parameters, trial)
             except RuntimeError:  # shapes that do not fit: something in the module is not per sample
