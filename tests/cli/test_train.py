@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from esper.cli import main
+from esper.cli.main import _parse
+from esper.cli.train import Train
+from esper.simic.config import LearnerConfig
 from esper.simic.training import RunFolder
 from tests.worlds import TINY
 
@@ -90,3 +94,36 @@ def test_without_twins_nothing_is_said_about_them(train: Command, tmp_path: Path
 def test_a_short_run_is_profiled_in_its_last_round(train: Command, tmp_path: Path) -> None:
     assert train("--out", tmp_path / "run", *SIZES, "--profile", tmp_path / "traces", *SETTINGS)[0] == 0
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["round-000001.json"]
+
+
+OTHER_VALUES = {
+    "device": "cpu", "lstm_hidden_dim": "8", "lstm_layers": "2", "hidden_storage": "first", "compile_network": None,
+    "lr": "0.5", "lr_schedule": "constant", "head_lr_scale": "op 2.0", "weight_decay": "0.1", "max_grad_norm": "9",
+    "grad_clip_mode": "global", "gae_lambda": "0.5", "value_lambda": "0.5", "epochs": "2", "num_minibatches": "3",
+    "clip_ratio": "0.7", "target_kl": "None", "entropy_coef": "0.3", "entropy_coef_min": "0.2", "entropy_decay": "0.1",
+    "entropy_coef_per_head": "op 2.0 slot 0.5", "adaptive_entropy_floor": None, "value_coef": "3",
+    "value_loss_type": "huber", "huber_delta": "3", "clip_value": None, "value_clip": "3", "scale_values": None,
+    "value_memory": "3", "op_bias": "1 2 3 4",
+}  # fmt: skip
+"""Another value than the default for each option of the learner; None for those that are switched by their flag."""
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in fields(LearnerConfig)])
+def test_every_option_of_the_learner_has_a_flag(name: str) -> None:
+    flag = name.replace("_", "-")
+    if name in ("gamma", "horizon_is_terminal"):  # the reward has to agree
+        words = {"gamma": ["0.9"], "horizon_is_terminal": []}[name]
+        no = "" if words else "no-"
+        given = [f"--{group}.{no}{flag}" for group in ("learner", "reward")]
+        line = [word for option in given for word in (option, *words)]
+    else:
+        value, default = OTHER_VALUES[name], getattr(LearnerConfig(), name)
+        line = [f"--learner.{'no-' if value is None and default else ''}{flag}", *(value or "").split()]
+    command = _parse(["train", *line]).command
+    assert isinstance(command, Train)
+    changed = {spec.name for spec in fields(LearnerConfig)} - {
+        spec.name
+        for spec in fields(LearnerConfig)
+        if getattr(command.config.learner, spec.name) == getattr(LearnerConfig(), spec.name)
+    }
+    assert changed == {name}
