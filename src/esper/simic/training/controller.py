@@ -66,6 +66,7 @@ class LearnedController:
 
 def load_controller(path: Path, device: str = "cpu") -> LearnedController:
     """The controller in a checkpoint, or the best one in a run folder."""
+    # Of a run folder, the best by validation; before the first validation, the newest.
     file = path
     if path.is_dir():
         folder = RunFolder(path)

@@ -83,6 +83,7 @@ class Instruments:
         self._round = round_number
         if not self.enabled:
             return
+        # A resumed run has another agent.
         if self._watcher is None or self._watcher.agent is not agent:
             limits = self._detector.max_ratio_threshold, self._detector.min_ratio_threshold
             self._watcher = UpdateWatcher(agent, self.levels, *limits)
@@ -172,6 +173,7 @@ class Instruments:
         ended = tally.rows()
         tasks = [task for task, hosts in world.by_task(buffer.step_counts).items() for _ in hosts]
         situations = world.situations()
+        # Each episode with its means, and with its decisions by name.
         for index, task in enumerate(tasks):
             situation, row = situations[task], ended[index]
             added = 0 if row["dropped"] else int(row["added_params"])

@@ -67,6 +67,7 @@ class RunState:
         checked_whole(state["lessons"], "extra.lessons", 0, config.lessons.rounds)
         if not isinstance(state["best"], float) or not state["best"] < math.inf:
             raise InputError(f"extra.best must be a number; got {shown(state['best'])}")
+        # The parts that have a shape of their own.
         _check_generator(state["rng"])
         _check_baselines(state["baselines"], config)
         _check_history(state["history"], state["round"], config)
@@ -94,6 +95,7 @@ def _check_history(history: object, rounds: int, config: TrainingConfig) -> None
     tasks = {config.world.in_phase(phase).tasks for phase in range(len(config.world.curriculum) + 1)}
     for index, entry in enumerate(checked_list(history, "extra.history", rounds)):
         place = f"extra.history.{index}"
+        # Every field of the record is there, in its type; then what ties it to this run.
         for name, value in checked_keys(entry, tuple(_ROUND_FIELDS), place).items():
             if not has_type(value, _ROUND_FIELDS[name]):
                 raise InputError(f"{place}.{name} cannot be {shown(value)}")

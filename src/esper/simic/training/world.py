@@ -132,6 +132,7 @@ class GrowthWorld:
         """Train the hosts of these episodes without any seed; nothing is told of it."""
         for relay in self._relays:
             relay.muted = True
+        # Actions of zeros wait.
         self._begin(episode)
         alone, running = _Alone.of_none(self.num_envs), torch.ones(self.num_envs, dtype=torch.bool)
         while running.any():
