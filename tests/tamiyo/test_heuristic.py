@@ -9,7 +9,6 @@ import torch
 from esper.kasmina.legality import MEASUREMENTS_BEFORE_CULL
 from esper.leyline import Blend, Op, Stage
 from esper.tamiyo import (
-    Controller,
     Heuristic,
     HeuristicSettings,
     Never,
@@ -17,18 +16,8 @@ from esper.tamiyo import (
 )
 from esper.tamiyo.heuristic import best_places
 from esper.tolaria import Episode, Population, Situation
+from tests.tamiyo.builders import actions_of
 from tests.worlds import host_task, slots_of, tiny_task
-
-
-def actions_of(controller: Controller, seed: int = 0) -> list[list[int]]:
-    episode = Episode(tiny_task(), seed)
-    controller.reset(1, seed)
-    actions = []
-    while not episode.done:
-        chosen = controller.decide(episode.situation)
-        actions.append(chosen[0].tolist())
-        episode.step(chosen)
-    return actions
 
 
 def test_the_heuristic_waits_for_measurements_that_a_cull_needs() -> None:

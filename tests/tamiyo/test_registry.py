@@ -8,24 +8,13 @@ import torch
 from esper.kasmina import action_masks
 from esper.leyline import InputError, Op
 from esper.tamiyo import (
-    Controller,
     HeuristicSettings,
     controller_names,
     make_controller,
 )
-from esper.tolaria import Episode, Population
+from esper.tolaria import Population
+from tests.tamiyo.builders import actions_of
 from tests.worlds import tiny_task
-
-
-def actions_of(controller: Controller, seed: int = 0) -> list[list[int]]:
-    episode = Episode(tiny_task(), seed)
-    controller.reset(1, seed)
-    actions = []
-    while not episode.done:
-        chosen = controller.decide(episode.situation)
-        actions.append(chosen[0].tolist())
-        episode.step(chosen)
-    return actions
 
 
 @pytest.mark.parametrize("name", controller_names())

@@ -4,7 +4,6 @@ import pytest
 
 from esper.leyline import Blend, InputError, Op
 from esper.tamiyo import (
-    Controller,
     Never,
     Planting,
     Random,
@@ -12,18 +11,8 @@ from esper.tamiyo import (
     run_episode,
 )
 from esper.tolaria import Episode
+from tests.tamiyo.builders import actions_of
 from tests.worlds import slots_of, tiny_task
-
-
-def actions_of(controller: Controller, seed: int = 0) -> list[list[int]]:
-    episode = Episode(tiny_task(), seed)
-    controller.reset(1, seed)
-    actions = []
-    while not episode.done:
-        chosen = controller.decide(episode.situation)
-        actions.append(chosen[0].tolist())
-        episode.step(chosen)
-    return actions
 
 
 def test_never_waits() -> None:

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.leyline import ENTROPY_FLOOR_SCALE_CAP
-from esper.simic.agent.rollout_buffer import compute_per_head_advantages
 from esper.simic.config.learner import ValueLossType
 from esper.simic.control.action_spec import ActionSpec
 
@@ -27,6 +26,11 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 def log_ratios(log_probs: Tensor, old_log_probs: Tensor, active: Tensor) -> Tensor:
     """Log of the probability ratio, exactly 0 where a head does not count."""
     return torch.where(active, log_probs - old_log_probs, 0.0)
+
+
+def compute_per_head_advantages(advantages: Tensor, active: Tensor) -> Tensor:
+    """`advantages [...]` for every head that counts and 0 for the others: `[..., H]`."""
+    return torch.where(active, advantages.unsqueeze(-1), 0.0)
 
 
 def policy_loss(log_ratio: Tensor, advantages: Tensor, active: Tensor, clip_ratio: float) -> tuple[Tensor, Tensor]:

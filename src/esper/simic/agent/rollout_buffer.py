@@ -238,11 +238,6 @@ def causal_masks(spec: ActionSpec, actions: Tensor, valid: Tensor) -> Tensor:
     return relevant_heads(spec, actions) & valid.unsqueeze(-1)
 
 
-def compute_per_head_advantages(advantages: Tensor, active: Tensor) -> Tensor:
-    """`advantages [...]` for every head that counts and 0 for the others: `[..., H]`."""
-    return torch.where(active, advantages.unsqueeze(-1), 0.0)
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def generalized_advantages(
     rewards: Tensor, values: Tensor, next_values: Tensor, ends: Tensor, gamma: float, gae_lambda: float
