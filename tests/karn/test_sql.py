@@ -44,6 +44,11 @@ def test_views_hold_what_the_run_reported(run: Path) -> None:
     assert query(run, together).rows[0][0] == pytest.approx(sum(history[0]["components"].values()) * 4, abs=1e-4)
     assert query(run, "select distinct anomaly from anomalies where round = 1").rows == [("ratio_explosion",)]
     assert query(run, "select count(*) from heads where round = 2").rows == [(4,)]
+    told = "select count(kls), count(entropies), count(entropy_coefs) from heads where round = 2"
+    assert query(run, told).rows == [(4, 4, 4)]
+    (numbers,) = query(run, "select approx_kl, clip_fraction, optimizer_steps from updates where round = 2").rows
+    assert numbers[:2] == (history[1]["approx_kl"], history[1]["clip_fraction"])
+    assert numbers[2] > 0
 
 
 def test_a_log_that_is_being_written_or_was_cut_is_read(tmp_path: Path) -> None:

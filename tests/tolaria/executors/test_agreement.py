@@ -181,13 +181,16 @@ def test_what_a_branch_reads_is_without_the_seed_that_is_left_out(host: str) -> 
 
 
 def test_measuring_in_several_goes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, stacked = both(host_task("conv1d"), 4, torch.float64)
-    split = stacked.task.splits().val
-    whole = stacked.executor.measure(split)
+    populations = both(host_task("conv1d"), 4, torch.float64)
+    split = populations[0].task.splits().val
+    wholes = [population.executor.measure(split) for population in populations]
     monkeypatch.setattr("esper.tolaria.executors.stacked._HELD_ELEMENTS", 1200)
-    pieces = stacked.executor.measure(split)
-    assert torch.allclose(whole.loss, pieces.loss, atol=1e-6)
-    assert torch.allclose(whole.score, pieces.score, atol=1e-6)
+    monkeypatch.setattr("esper.tolaria.executors.validation._CACHED_ELEMENTS", 100)
+    for population, whole in zip(populations, wholes, strict=True):
+        pieces = population.executor.measure(split)
+        assert torch.allclose(whole.loss, pieces.loss, atol=1e-6)
+        assert torch.allclose(whole.score, pieces.score, atol=1e-6)
+        assert torch.allclose(whole.contributions, pieces.contributions, atol=1e-6, equal_nan=True)
 
 
 def test_a_broken_host_does_not_touch_its_neighbours() -> None:
