@@ -37,7 +37,7 @@ from esper_lab.workload import LSTM_SIZES
 COMPARISON_SEEDS = range(5)
 CARTPOLE_STEPS = 12_288
 """Environment steps: about where the default settings begin to solve it."""
-COMPARED_BANDIT_STEPS = BANDIT_STEPS // 4
+COMPARED_BANDIT_STEPS = BANDIT_STEPS // 8
 """Before every variant has solved it."""
 SPEED_REPEATS = 3
 

@@ -72,13 +72,13 @@ BANDIT = Exercise(
         "max_steps": 4,
         "lstm_hidden_dim": 32,
         "lr": 3e-3,
-        "entropy_coef": 0.2,  # with little exploration, some seeds settle for LOOK before they have tried enough of USE
+        "entropy_coef": 0.3,  # with little exploration, more seeds settle for LOOK before they have tried enough of USE
         "epochs": 4,
         "num_minibatches": 4,
     },
     episodes=512,
 )
-BANDIT_ROUNDS = 40
+BANDIT_ROUNDS = 80
 BANDIT_STEPS = BANDIT_ROUNDS * 64 * 4
 ENDLESS_OPTIONS: dict[str, Any] = {
     "max_steps": 32,
