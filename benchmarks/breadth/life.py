@@ -82,7 +82,7 @@ class _Plan:
     def _seed(self, slot: int, connect: bool, turn: int) -> Planned:
         site, kinds = self._model.sites[slot], self._kinds(slot, connect=connect)
         kind = kinds[self._number // 3 % len(kinds)]
-        source = site.source_of(kind)
+        source = site.source_of(kind.reads)
         # Counted on by one every four, or else the blend would go with the slot.
         blend = Blend((turn + turn // len(Blend)) % len(Blend))
         return Planned(slot, site.path, kind, blend, "" if source is None else str(source).removeprefix("the "))

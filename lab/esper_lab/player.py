@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.agent import Decision, Hidden, PPOAgent
-from esper.simic.control.action_masks import move, move_masks
-from esper.simic.control.action_spec import Masks
+from esper.simic.control.action_masks import Masks, move, move_masks
 from esper_lab.worlds import ToyStep, ToyWorld
 
 

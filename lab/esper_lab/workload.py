@@ -12,9 +12,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from esper.kasmina import Catalogue, Site, SlotTable, find_blueprint, graft, plant_fossils
-from esper.kasmina.joining import fit_positions
+from esper.kasmina.taps import fit_positions
 from esper.tasks import OptimizerSettings, Split, Splits, Task
-from esper.tolaria.executors.chain import cut_chain
+from esper.tolaria.executors.forward import cut_chain
 
 _INPUT_SHAPES = {"mlp": (40,), "conv1d": (40,), "conv2d": (3, 32, 32)}
 _CLASSES = 10
@@ -152,7 +152,7 @@ class BareTrainer:
         kinds = {slot: find_blueprint(sites[slot].shape.family, id_) for slot, id_ in enumerate(blueprints) if id_}
         planted = {part: slot for part, slot in chain.slots.items() if slot in kinds}
         seeds = {part: kinds[slot].build(sites[slot].shape) for part, slot in planted.items()}
-        sources = {part: sites[slot].source_of(kinds[slot]) for part, slot in planted.items()}
+        sources = {part: sites[slot].source_of(kinds[slot].reads) for part, slot in planted.items()}
         reads = {part: None if source is None else chain.sources[source] for part, source in sources.items()}
         self.network = BareNetwork([host.get_submodule(part) for part in chain.parts], seeds, reads)
         how = task.optimizer

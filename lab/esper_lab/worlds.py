@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.simic.control.action_spec import ActionSpec, Head, Masks
+from esper.simic.control.action_masks import ActionSpec, Head, Masks
 
 CARTPOLE_POSITIONS = (0, 2)
 """Cart position and pole angle; without the two velocities one observation does not tell where things go."""

@@ -6,7 +6,7 @@ from benchmarks.walk import PACKAGE, walk_round, walk_update
 def test_a_round_leads_from_the_command_to_the_checkpoint_and_an_update_through_the_learner() -> None:
     whole, learning = walk_round()
     alone = walk_update()
-    assert {"cli/train.py", "simic/training/trainer.py", "tolaria/population.py", "nissa/sinks.py"} < set(whole)
+    assert {"cli/train.py", "simic/training/trainer.py", "tolaria/population.py", "nissa/hub.py"} < set(whole)
     assert "simic/agent/checkpoint.py" in whole
     assert "simic/agent/ppo.py" in alone
     assert not any(file.startswith("cli/") for file in learning)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli.failures import exit_code_of
+from esper.cli.main import exit_code_of
 from esper.leyline import EsperError, InputError
 from tests.cli.commands import run
 

@@ -14,7 +14,7 @@ import pytest
 
 from esper.tasks import Splits, Task, find_task, mnist1d, registry, ucr
 from esper.tasks.files import CIFAR10, MNIST
-from esper.tasks.samples import check_split
+from esper.tasks.registry import check_split
 from tests.fuzzing_files import Case, blocks, damaged, fails_in_one_sentence, odd_number, odd_text, run_cases
 from tests.tasks.image_sets import cifar_batch, idx_bytes
 from tests.tasks.spelling import decode

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from esper.kasmina import Family, GraftedModel, SiteShape, build_host, find_blueprint, graft
-from esper.kasmina.blueprints.branches import Branch
-from esper.kasmina.joining import fit_positions
+from esper.kasmina.blueprints.kinds import Branch
+from esper.kasmina.taps import fit_positions
 
 
 def conv_branch(source: tuple[int, ...], site: tuple[int, ...]) -> Branch:

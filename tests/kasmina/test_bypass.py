@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.export.bypass import Bypass, Bypassed, insert_bypasses
 from esper.kasmina.export.insert import Scaled, insert_seed
-from esper.kasmina.joining import fit_positions
+from esper.kasmina.taps import fit_positions
 from tests.kasmina.structures import STRUCTURES, WIDTH, Loop, Structure, layers, linear_branch, read, returned
 
 

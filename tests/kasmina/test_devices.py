@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import GraftedModel, emit_source, fold, graft
-from esper.kasmina.random_state import keeping_random_state, random_state
+from esper.kasmina.keeping import keeping_random_state, random_state
 from esper.leyline import Stage
 from tests.kasmina.builders import make_batch, make_grafted, make_mlp
 from tests.second_device import SECOND, SecondDevice

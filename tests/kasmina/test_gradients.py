@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from esper.kasmina.gradients import clip_gradients
+from esper.kasmina.torch_private import clip_gradients
 
 
 def parameters(seed: int, size: float) -> list[nn.Parameter]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.kasmina.joining import fit_positions
+from esper.kasmina.taps import fit_positions
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2, 7, 5), (2, 5, 7), (2, 5, 7, 3)])

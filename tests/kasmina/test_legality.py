@@ -16,7 +16,7 @@ from esper.kasmina import (
     check_actions,
     num_blueprints,
 )
-from esper.kasmina.legality import OP_TARGETS
+from esper.kasmina.table import OP_TARGETS
 from esper.leyline import NUM_BLENDS, TRANSITIONS, Blend, IllegalActionError, InputError, Mover, Op, Stage
 from tests.kasmina.test_lifecycle import CATALOGUE, HEAVY, ActionRow, do, epoch, germinate, grown, masks_of
 

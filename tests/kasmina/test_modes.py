@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from esper.kasmina.modes import evaluating, modes_of
+from esper.kasmina.keeping import evaluating, modes_of
 
 
 class Merging(nn.Linear):

@@ -62,7 +62,7 @@ def test_flushing_waits_until_everything_is_written() -> None:
 
 
 def test_flushing_gives_up_on_a_sink_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.nissa.background._FLUSH_PATIENCE", 0.05)
+    monkeypatch.setattr("esper.nissa.hub._FLUSH_PATIENCE", 0.05)
     sink = Slow()
     background = BackgroundSink(sink)
     background.write(make_event(0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.leyline import InputError
-from esper.nissa.state_checks import (
+from esper.nissa.state_files import (
     checked_keys,
     checked_list,
     checked_number,

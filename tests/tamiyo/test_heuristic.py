@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.kasmina.legality import MEASUREMENTS_BEFORE_CULL
+from esper.kasmina.table import MEASUREMENTS_BEFORE_CULL
 from esper.leyline import Blend, Op, Stage
 from esper.tamiyo import (
     Heuristic,

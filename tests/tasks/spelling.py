@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from esper.tasks.byte_pairs import Merges
+from esper.tasks.text import Merges
 
 
 def decode(tokens: Sequence[int], merges: Merges) -> str:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.tasks.byte_pairs import END, encode, learn_merges
+from esper.tasks.text import END, encode, learn_merges
 from tests.tasks.spelling import decode
 
 

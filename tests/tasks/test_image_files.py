@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from esper.leyline import DamagedFileError, InputError
-from esper.tasks.image_files import read_cifar_pickle, read_idx_pair
+from esper.tasks.images import read_cifar_pickle, read_idx_pair
 from tests.tasks.image_sets import (
     cifar_batch,
     idx_bytes,

@@ -12,8 +12,7 @@ import torch
 
 from esper.leyline import InputError
 from esper.tasks import find_task
-from esper.tasks.text import sentence
-from esper.tasks.tinystories import read_stories
+from esper.tasks.text import read_stories, sentence
 from tests.tasks.learning import val_losses
 
 _MARKED = "\nOnce there was a cat.\nIt slept.\n<|endoftext|>\nA dog ran.\n<|endoftext|>\n"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.kasmina import take_snapshot
-from esper.kasmina.gradients import clip_gradients
+from esper.kasmina.torch_private import clip_gradients
 from esper.leyline import Op, Stage
 from esper.tamiyo import Random
 from esper.tolaria import ComputeSettings, EpisodeSettings, LoopExecutor, Population

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.tolaria.shards import Shard, join, share_out
+from esper.tolaria.records import Shard, join, share_out
 
 
 @dataclass

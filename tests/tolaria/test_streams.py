@@ -2,7 +2,7 @@
 
 import torch
 
-from esper.tolaria.streams import BatchStream
+from esper.tolaria.executors.base import BatchStream
 
 
 def test_minibatches_are_whole_passes_in_an_order_of_their_own() -> None:

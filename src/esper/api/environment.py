@@ -8,7 +8,7 @@ from typing import overload
 from esper.kasmina import UNLIMITED
 from esper.leyline import DEFAULT_PRICE, InputError
 from esper.nissa import Hub
-from esper.simic.rewards import RewardConfig
+from esper.simic.config.reward import RewardConfig
 from esper.simic.training import EnvRecipe
 from esper.tasks import Task, find_task
 from esper.tolaria import ComputeSettings, Environment, EpisodeSettings, GrowthEnv, Shard, WorkerPool, choose_executor

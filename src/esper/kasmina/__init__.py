@@ -12,9 +12,8 @@ from esper.kasmina.blueprints import (
 )
 from esper.kasmina.export import Folded, emit_source, fold
 from esper.kasmina.graft import GraftedModel, graft
-from esper.kasmina.growth import Site, SlotView
+from esper.kasmina.growth import SlotView
 from esper.kasmina.hosts import Host, build_host, host, host_names
-from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
 from esper.kasmina.lifecycle import (
     EpochEvidence,
     Transitions,
@@ -31,10 +30,10 @@ from esper.kasmina.lifecycle import (
 from esper.kasmina.probe import arguments_for, check_initialised
 from esper.kasmina.propose import propose_sites
 from esper.kasmina.seed_state import leave_out_seeds
-from esper.kasmina.sites import Family, SiteShape, Source
+from esper.kasmina.sites import Family, Site, SiteShape, Source
 from esper.kasmina.snapshot import Snapshot, check_snapshot, restore_snapshot, take_snapshot
 from esper.kasmina.sources import Sources
-from esper.kasmina.table import NOT_MEASURED, SlotTable
+from esper.kasmina.table import NOT_MEASURED, UNLIMITED, ActionMasks, Catalogue, SlotTable, action_masks
 
 __all__ = [
     "NOT_MEASURED",

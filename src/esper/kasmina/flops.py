@@ -8,9 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from esper.kasmina.modes import evaluating
+from esper.kasmina.keeping import evaluating, keeping_random_state
 from esper.kasmina.probe import Example, call_with
-from esper.kasmina.random_state import keeping_random_state
 from esper.leyline import InputError, first_line
 
 _FORMULAS = {

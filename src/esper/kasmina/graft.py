@@ -14,17 +14,17 @@ from torch.optim import Optimizer
 from esper.kasmina import lifecycle
 from esper.kasmina.affine import ends_in_trained_linear
 from esper.kasmina.blueprints import Blueprint, blueprints_of, find_blueprint
-from esper.kasmina.gradients import clip_gradients
-from esper.kasmina.growth import Growth, Isolation, Site, SlotView
-from esper.kasmina.legality import UNLIMITED, ActionMasks, Catalogue, action_masks
+from esper.kasmina.growth import Growth, Isolation, SlotView
+from esper.kasmina.keeping import keeping_random_state
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
 from esper.kasmina.optimizer_groups import SeedGroups, check_owns
 from esper.kasmina.probe import Example, Where, check_initialised, probe_sites
-from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import carry_seeds, growth_on, remove_slots
+from esper.kasmina.sites import Site
 from esper.kasmina.slot import Slot
 from esper.kasmina.sources import REACHES, Sources, find_sources, params_around
-from esper.kasmina.table import NOT_MEASURED, SlotTable
+from esper.kasmina.table import NOT_MEASURED, UNLIMITED, ActionMasks, Catalogue, SlotTable, action_masks
+from esper.kasmina.torch_private import clip_gradients
 from esper.leyline import Blend, IllegalActionError, InputError, Op, SlotConfig, Stage, unknown_name
 
 

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,31 +10,13 @@ from torch.optim import Optimizer
 
 from esper.kasmina.blueprints import Blueprint, find_blueprint
 from esper.kasmina.optimizer_groups import SeedGroups, add_seed, remove_seed
-from esper.kasmina.sites import Reach, SiteShape, Source
+from esper.kasmina.sites import Site
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.table import SlotTable
 from esper.kasmina.taps import Pass, Tap, lay_taps, remove_hooks
 from esper.leyline import Stage
 
 Isolation = Literal["straight-through", "shadow"]
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """One place where a host can grow."""
-
-    path: str
-    """Name of the submodule behind which the slot sits."""
-    slot_id: str
-    shape: SiteShape
-    dtype: torch.dtype
-    """Of the submodule's output when the slot was grafted."""
-    sources: tuple[tuple[Reach, Source], ...] = ()
-    """What seeds of kinds that connect read here."""
-
-    def source_of(self, blueprint: Blueprint) -> Source | None:
-        """What a seed of this kind reads; None if that is the tensor at the slot itself."""
-        return dict(self.sources).get(blueprint.reads) if blueprint.reads else None
 
 
 class Growth:
@@ -113,7 +94,7 @@ class Growth:
         self._hooked = False
 
     def _tap(self, site: Site, blueprint: Blueprint) -> Tap | None:
-        source = site.source_of(blueprint)
+        source = site.source_of(blueprint.reads)
         return None if source is None else next(tap for tap in self.host_pass.taps if tap.source == source)
 
     def _replace_seed(self, host: nn.Module, index: int, blueprint_id: int, *, silent: bool) -> None:

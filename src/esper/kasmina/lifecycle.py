@@ -11,8 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from esper.kasmina.legality import ActionMasks, Catalogue, action_masks
-from esper.kasmina.table import SlotTable
+from esper.kasmina.table import ActionMasks, Catalogue, SlotTable, action_masks
 from esper.leyline import (
     BLENDING_EPOCHS,
     HEAD_NAMES,

@@ -18,10 +18,10 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import Blueprint, blueprints_of
 from esper.kasmina.graft import GraftedModel
-from esper.kasmina.growth import Site, floating_dtype
-from esper.kasmina.joining import Argument, fit_positions
-from esper.kasmina.sites import Source
+from esper.kasmina.growth import floating_dtype
+from esper.kasmina.sites import Site, Source
 from esper.kasmina.table import NOT_MEASURED
+from esper.kasmina.taps import Argument, fit_positions
 
 MERIT_SAMPLES = 8
 """Samples of a minibatch that merit is measured on."""
@@ -172,7 +172,7 @@ def _make(site: Site, kind: Blueprint, variant: int, place: tuple[torch.device, 
 def kinds_with_merit(site: Site, fits: Tensor) -> list[tuple[Blueprint, Source]]:
     """The kinds that connect and fit at a site (`fits [B]`), with what they read: of others merit tells nothing."""
     kinds = [kind for kind in blueprints_of(site.shape.family) if fits[kind.id - 1]]
-    return [(kind, source) for kind in kinds if (source := site.source_of(kind)) is not None]
+    return [(kind, source) for kind in kinds if (source := site.source_of(kind.reads)) is not None]
 
 
 def relative(sums: Tensor, arriving: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.modes import evaluating
-from esper.kasmina.random_state import keeping_random_state
+from esper.kasmina.keeping import evaluating, keeping_random_state
 from esper.kasmina.sites import Family, SiteShape, infer_family, site_shape
 from esper.leyline import InputError, first_line, unknown_name
 

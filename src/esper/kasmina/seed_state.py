@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import Blueprint, find_blueprint
-from esper.kasmina.growth import Growth, Site
+from esper.kasmina.growth import Growth
+from esper.kasmina.sites import Site
 from esper.kasmina.slot import Slot
 from esper.kasmina.table import SlotTable
 from esper.kasmina.taps import Pass, Tap, remove_hooks

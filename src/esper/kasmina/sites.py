@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Self
 
+import torch
 from torch import nn
 
 from esper.leyline import InputError
@@ -156,3 +157,21 @@ def site_shape(family: Family, shape: tuple[int, ...], batch: int) -> SiteShape:
     if len(shape) != 2 + _EXTENT_SIZES[family][0]:
         raise InputError(f"its output of shape {list(shape)} does not fit the family {family}")
     return SiteShape(family, shape[1], shape[2:])
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place where a host can grow."""
+
+    path: str
+    """Name of the submodule behind which the slot sits."""
+    slot_id: str
+    shape: SiteShape
+    dtype: torch.dtype
+    """Of the submodule's output when the slot was grafted."""
+    sources: tuple[tuple[Reach, Source], ...] = ()
+    """What seeds of kinds that connect read here."""
+
+    def source_of(self, reads: Reach | None) -> Source | None:
+        """What a seed whose kind reads from there reads; None if that is the tensor at the slot itself."""
+        return dict(self.sources).get(reads) if reads else None

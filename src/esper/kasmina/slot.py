@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.joining import fit_positions
-from esper.kasmina.taps import Tap
+from esper.kasmina.taps import Tap, fit_positions
 from esper.leyline import InputError
 
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from esper.kasmina.modes import modes_of, set_modes
+from esper.kasmina.keeping import keeping_random_state, modes_of, set_modes
 from esper.kasmina.probe import Example, call_with
-from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.sites import Port
 
 _MOST_INPUTS = 5

@@ -1,17 +1,25 @@
 """Leyline: what all packages agree on. Enums, records, constants and thresholds; imports nothing of ours."""
 
-from esper.leyline.actions import EPOCHS_TO_DECIDE, NUM_BLENDS, NUM_OPS, Action, Blend, Op
-from esper.leyline.constants import (
+from esper.leyline.actions import (
     BLENDING_EPOCHS,
     DEFAULT_ADAM_EPS,
     DEFAULT_EPISODE_LENGTH,
     DEFAULT_GAMMA,
     DEFAULT_NUM_ENVS,
+    EPOCHS_TO_DECIDE,
     HEAD_NAMES,
     NO_BLUEPRINT,
+    NUM_BLENDS,
+    NUM_OPS,
     TRAINING_EPOCHS,
+    TRANSITIONS,
+    Action,
+    Blend,
+    Mover,
+    Op,
+    Stage,
 )
-from esper.leyline.errors import (
+from esper.leyline.checks import (
     DamagedFileError,
     EsperError,
     IllegalActionError,
@@ -23,11 +31,21 @@ from esper.leyline.errors import (
     unknown_name,
 )
 from esper.leyline.files import remove_partial_files, write_atomically
-from esper.leyline.objective import DEFAULT_PRICE, POINTS, PRICE_RANGE, charge, objective, rent
-from esper.leyline.records import EventType, SeedTelemetry, Severity, TelemetryEvent, TrainingSignals
+from esper.leyline.records import (
+    DEFAULT_PRICE,
+    POINTS,
+    PRICE_RANGE,
+    EventType,
+    SeedTelemetry,
+    Severity,
+    TelemetryEvent,
+    TrainingSignals,
+    charge,
+    objective,
+    rent,
+)
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_id import SlotId, sort_slot_ids
-from esper.leyline.stages import TRANSITIONS, Mover, Stage
 from esper.leyline.text import first_line, parse_json, printable, read_json
 from esper.leyline.thresholds import (
     ADVANTAGE_STD_FLOOR,

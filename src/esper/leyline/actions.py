@@ -1,14 +1,68 @@
-"""The factored action: which op, in which slot, with which blueprint and blend."""
+"""The vocabulary of growth: stages of a seed, ops, blends, and the factored action."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Flag, IntEnum, auto
 from types import MappingProxyType
 from typing import Final, Self
 
-from esper.leyline.checks import check_field_types
-from esper.leyline.constants import BLENDING_EPOCHS, HEAD_NAMES, TRAINING_EPOCHS
-from esper.leyline.errors import InputError
+from esper.leyline.checks import InputError, check_field_types
+
+HEAD_NAMES: Final[tuple[str, ...]] = ("slot", "blueprint", "blend", "op")
+"""Storage order of the action heads: the columns of `actions [N, 4]`, and of every per-head loop."""
+
+NO_BLUEPRINT: Final = 0
+"""Blueprint id of an empty slot; seeds carry ids from 1 on."""
+
+DEFAULT_GAMMA: Final = 1.0
+"""The end of an episode is the end of the problem, so nothing that comes later counts less."""
+DEFAULT_ADAM_EPS: Final = 1e-5
+DEFAULT_NUM_ENVS: Final = 4
+DEFAULT_EPISODE_LENGTH: Final = 25
+
+TRAINING_EPOCHS: Final = 2
+"""Epochs a seed learns in isolation before its gate opens."""
+BLENDING_EPOCHS: Final = 3
+"""Epochs over which alpha rises to 1, pauses aside."""
+
+
+class Stage(IntEnum):
+    """Where the content of a slot stands; the codes are part of the observation (code / 7)."""
+
+    DORMANT = 0
+    GERMINATED = 1
+    TRAINING = 2
+    BLENDING = 3
+    HOLDING = 4
+    FOSSILIZED = 5
+    CULLED = 6
+    EMBARGOED = 7
+
+
+class Mover(Flag):
+    """Who may make a transition happen; for some, both."""
+
+    ACTION = auto()
+    ENVIRONMENT = auto()
+
+
+TRANSITIONS: Final[Mapping[tuple[Stage, Stage], Mover]] = MappingProxyType(
+    {
+        (Stage.DORMANT, Stage.GERMINATED): Mover.ACTION,
+        (Stage.GERMINATED, Stage.TRAINING): Mover.ENVIRONMENT,
+        (Stage.GERMINATED, Stage.HOLDING): Mover.ENVIRONMENT,
+        (Stage.GERMINATED, Stage.CULLED): Mover.ENVIRONMENT,
+        (Stage.TRAINING, Stage.BLENDING): Mover.ENVIRONMENT,
+        (Stage.TRAINING, Stage.CULLED): Mover.ENVIRONMENT,
+        (Stage.BLENDING, Stage.HOLDING): Mover.ENVIRONMENT,
+        (Stage.BLENDING, Stage.CULLED): Mover.ACTION | Mover.ENVIRONMENT,
+        (Stage.HOLDING, Stage.FOSSILIZED): Mover.ACTION,
+        (Stage.HOLDING, Stage.CULLED): Mover.ACTION,
+        (Stage.CULLED, Stage.EMBARGOED): Mover.ENVIRONMENT,
+        (Stage.EMBARGOED, Stage.DORMANT): Mover.ENVIRONMENT,
+    }
+)
+"""Every legal move. Masks and lifecycle both derive from this table, so they cannot disagree."""
 
 
 class Op(IntEnum):

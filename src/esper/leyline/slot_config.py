@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
-from esper.leyline.checks import check_field_types
-from esper.leyline.errors import InputError, unknown_name
+from esper.leyline.checks import InputError, check_field_types, unknown_name
 from esper.leyline.slot_id import SlotId, sort_slot_ids
 
 _DEFAULT_SLOTS = 3

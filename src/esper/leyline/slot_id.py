@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from esper.leyline.checks import check_field_types
-from esper.leyline.errors import InputError
+from esper.leyline.checks import InputError, check_field_types
 
 _PATTERN = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 

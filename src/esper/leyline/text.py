@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.errors import InputError
+from esper.leyline.checks import InputError
 
 _MOST_LEVELS = 100
 _WHOLE_NUMBER_END = 2**63

@@ -1,10 +1,7 @@
 """Nissa: what is recorded. The telemetry hub, typed events and sinks; sealed files of tensors in `state_files`."""
 
-from esper.nissa.background import BackgroundSink
-from esper.nissa.events import SCHEMA_VERSION, Payload, payload_of
-from esper.nissa.hub import Hub, Sink
-from esper.nissa.reading import read_events
-from esper.nissa.sinks import ConsoleSink, JsonLinesSink, MemorySink, event_to_json
+from esper.nissa.events import SCHEMA_VERSION, Payload, payload_of, read_events
+from esper.nissa.hub import BackgroundSink, ConsoleSink, Hub, JsonLinesSink, MemorySink, Sink, event_to_json
 from esper.nissa.trackers import check_sinks, make_sink, scalars_of, sink_names
 
 __all__ = [

@@ -4,8 +4,10 @@ A record becomes the payload of a `TelemetryEvent`, which adds where and when. N
 NaN here and null in JSON. `SCHEMA_VERSION` rises when a field changes its meaning or goes; new fields do not raise it.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from esper.leyline import EventType, InputError, Severity, TelemetryEvent
@@ -328,3 +330,36 @@ def payload_of(event: TelemetryEvent) -> Payload:
         return PAYLOADS[event.event_type].of(event.payload)
     except TypeError as error:
         raise InputError(f"a {event.event_type.value} event is not as this Esper writes it: {error}") from None
+
+
+def read_events(path: Path) -> Iterator[TelemetryEvent]:
+    """The events of a JSON-lines file, in order; lines that were cut off and kinds that are not known are left out."""
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
+    with file:
+        for line in file:
+            try:
+                data = json.loads(line)
+            except ValueError:
+                continue
+            event = _event(data, path)
+            if event is not None:
+                yield event
+
+
+def _event(data: Any, path: Path) -> TelemetryEvent | None:
+    if not isinstance(data, dict) or data.get("type") not in {kind.value for kind in EventType}:
+        return None
+    if data.get("v", SCHEMA_VERSION) > SCHEMA_VERSION:
+        raise InputError(f"{path} was written by a newer Esper (schema {data['v']}; this one reads {SCHEMA_VERSION})")
+    return TelemetryEvent(
+        EventType(data["type"]),
+        data["payload"],
+        Severity[data["severity"]],
+        data["env_id"],
+        data["slot_id"],
+        data.get("round"),
+        data["timestamp"],
+    )

@@ -1,12 +1,21 @@
-"""The hub: events go in at one place and out to every sink."""
+"""The hub, where events go in at one place and out to every sink, and the sinks: a file, the console, a list."""
 
+import json
 import logging
-from collections.abc import Callable, Sequence
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
+
+import numpy as np
+from rich.console import Console
 
 from esper.leyline import Severity, TelemetryEvent
-from esper.nissa.events import Payload
+from esper.nissa.events import SCHEMA_VERSION, EventsDropped, Payload
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,3 +90,173 @@ class Hub:
 def sink_name(sink: Sink) -> str:
     """What to call a sink in a report about it; a wrapper goes by the name of what it wraps."""
     return str(getattr(sink, "name", type(sink).__name__))
+
+
+_STYLES = {Severity.DEBUG: "dim", Severity.INFO: "", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
+
+
+def event_to_json(event: TelemetryEvent) -> dict[str, Any]:
+    """`event` as JSON data; NaN and infinities, which JSON lacks, become null and strings."""
+    return {
+        "v": SCHEMA_VERSION,
+        "type": event.event_type.value,
+        "severity": event.severity.name,
+        "timestamp": event.timestamp,
+        "round": event.round,
+        "env_id": event.env_id,
+        "slot_id": event.slot_id,
+        "payload": _plain(event.payload),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+class JsonLinesSink:
+    """Appends one JSON object per line and flushes it, so that the file can be read while it is written.
+
+    A line that a killed run left unfinished is ended first, so that it spoils nothing that follows.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cut = _ends_in_the_middle(path)
+        self._file = path.open("a", encoding="utf-8")
+        if cut:
+            self._file.write("\n")
+
+    def write(self, event: TelemetryEvent) -> None:
+        """Append `event`."""
+        self._file.write(json.dumps(event_to_json(event), allow_nan=False, default=str) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _ends_in_the_middle(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read() != b"\n"
+
+
+class ConsoleSink:
+    """Prints events of at least a given severity, one line each."""
+
+    def __init__(self, console: Console | None = None, minimum: Severity = Severity.INFO) -> None:
+        self._console = console or Console(stderr=True)
+        self._minimum = minimum
+
+    def write(self, event: TelemetryEvent) -> None:
+        """Print `event` if it matters enough."""
+        if event.severity < self._minimum:
+            return
+        where = "" if event.env_id is None else f"host {event.env_id} "
+        where += "" if event.slot_id is None else f"{event.slot_id} "
+        details = ", ".join(f"{key} {value}" for key, value in event.payload.items())
+        self._console.print(
+            f"{where}{event.event_type.value}: {details}", style=_STYLES[event.severity], markup=False, soft_wrap=True
+        )
+
+    def close(self) -> None:
+        """Nothing to finish."""
+
+
+class MemorySink:
+    """Keeps events in a list, for tests and for views that draw them."""
+
+    def __init__(self) -> None:
+        self.events: list[TelemetryEvent] = []
+
+    def write(self, event: TelemetryEvent) -> None:
+        """Keep `event`."""
+        self.events.append(event)
+
+    def close(self) -> None:
+        """Nothing to finish."""
+
+
+_CAPACITY = 20_000
+"""Events that may wait: several rounds, a few megabytes."""
+_PATIENCE = 10.0
+"""Seconds that closing waits for what is still in the queue."""
+
+_FLUSH_PATIENCE = 2.0
+"""Seconds that `flush` waits at most."""
+
+
+class BackgroundSink:
+    """Writes to `sink` in a thread of its own, in order.
+
+    Where the queue is full, events are dropped and counted; the gap is told to the sink itself once it keeps up again,
+    and logged at the end. A sink that raises is reported by the next `write`, so that the hub leaves it out.
+    """
+
+    def __init__(self, sink: Sink, capacity: int = _CAPACITY, patience: float = _PATIENCE) -> None:
+        self.name = sink_name(sink)
+        self.dropped = 0
+        """Events that were not written."""
+        self._sink = sink
+        self._patience = patience
+        self._queue: queue.Queue[TelemetryEvent | None] = queue.Queue(capacity)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name=f"telemetry-{self.name}", daemon=True)
+        self._thread.start()
+
+    def write(self, event: TelemetryEvent) -> None:
+        """Take `event` without waiting."""
+        self._raise_error()
+        try:
+            self._queue.put_nowait(event)
+        except queue.Full:
+            self.dropped += 1
+
+    def flush(self) -> None:
+        """Wait until what was taken so far is written, so that not even a kill loses it; not for a sink that hangs."""
+        with self._queue.all_tasks_done:
+            self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, _FLUSH_PATIENCE)
+
+    def close(self) -> None:
+        """Write what is left, but wait no longer than the patience allows."""
+        deadline = time.monotonic() + self._patience
+        try:
+            self._queue.put(None, timeout=self._patience)
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        except queue.Full:
+            pass
+        if self._thread.is_alive():
+            self.dropped += self._queue.qsize()
+        if self.dropped:
+            _LOG.warning("telemetry sink %s was too slow: %d events are missing in it", self.name, self.dropped)
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _work(self) -> None:
+        told = 0
+        try:
+            while (event := self._queue.get()) is not None:
+                self._sink.write(event)
+                self._queue.task_done()
+                missing = self.dropped - told
+                if missing:
+                    told += missing
+                    self._sink.write(EventsDropped(sink=self.name, count=missing).event(round_=event.round))
+            self._sink.close()
+        except Exception as error:
+            self._error = error

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import EventType, InputError, Severity, TelemetryEvent, unknown_name
-from esper.nissa.background import BackgroundSink
-from esper.nissa.hub import Sink
-from esper.nissa.sinks import ConsoleSink
+from esper.nissa.hub import BackgroundSink, ConsoleSink, Sink
 
 _CURVES = {EventType.ROUND_COMPLETED: "round", EventType.UPDATE_COMPLETED: "update"}
 """Events whose numbers become curves, and the group that the curves are shown in."""

@@ -1,10 +1,9 @@
 """Tamiyo: who decides. The `Controller` protocol and the kinds that are not learned."""
 
-from esper.tamiyo.controller import Controller, wait
 from esper.tamiyo.heuristic import Heuristic, HeuristicSettings
 from esper.tamiyo.registry import controller_names, make_controller
 from esper.tamiyo.rollout import play, run_episode, run_episodes
-from esper.tamiyo.simple import Never, Planting, Random, Schedule
+from esper.tamiyo.simple import Controller, Never, Planting, Random, Schedule, wait
 
 __all__ = [
     "Controller",

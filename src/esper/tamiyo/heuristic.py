@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.kasmina import Site
 from esper.kasmina.sites import Family
 from esper.leyline import Blend, Op, Stage, rent
-from esper.tamiyo.controller import wait
+from esper.tamiyo.simple import wait
 from esper.tolaria import Situation
 
 _UNFINISHED = torch.tensor([Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])

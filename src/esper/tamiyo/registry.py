@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 from esper.leyline import Blend, unknown_name
-from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
-from esper.tamiyo.simple import Never, Planting, Random, Schedule
+from esper.tamiyo.simple import Controller, Never, Planting, Random, Schedule
 
 DEFAULT_SCHEDULE = (Planting(0, 3, 6, Blend.INSTANT),)
 """The best single open-loop schedule found on the training tasks (docs/growth.md)."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from esper.nissa import Hub
-from esper.tamiyo.controller import Controller
+from esper.tamiyo.simple import Controller
 from esper.tasks import Task
 from esper.tolaria import Episode, EpisodeResult, EpisodeSettings, Outcome, Population
 

@@ -6,7 +6,6 @@ This is the only door: others import from `esper.tasks`, never from the files be
 import esper.tasks.images
 import esper.tasks.mnist1d
 import esper.tasks.text
-import esper.tasks.tinystories
 import esper.tasks.ucr  # noqa: F401  # importing registers
 from esper.tasks.download import fetch, is_published
 from esper.tasks.files import SETS, data_folder, find_set
@@ -15,6 +14,8 @@ from esper.tasks.registry import (
     Loader,
     OptimizerSettings,
     RateSchedule,
+    Split,
+    Splits,
     Task,
     find_task,
     task,
@@ -22,7 +23,6 @@ from esper.tasks.registry import (
     task_family,
     task_names,
 )
-from esper.tasks.samples import Split, Splits
 
 __all__ = [
     "SETS",

@@ -15,8 +15,19 @@ import torch
 
 from esper.leyline import InputError
 from esper.tasks.files import Arrays, cached_arrays, is_cached
-from esper.tasks.registry import HostSettings, Loader, OptimizerSettings, Task, task, task_family
-from esper.tasks.samples import VAL_SHARE, Split, Splits, check_split, hold_out
+from esper.tasks.registry import (
+    VAL_SHARE,
+    HostSettings,
+    Loader,
+    OptimizerSettings,
+    Split,
+    Splits,
+    Task,
+    check_split,
+    hold_out,
+    task,
+    task_family,
+)
 
 Setting = int | float | bool | list[int]
 

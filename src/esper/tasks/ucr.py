@@ -13,8 +13,7 @@ import torch
 
 from esper.leyline import DamagedFileError, InputError, unknown_name
 from esper.tasks.files import damaged
-from esper.tasks.registry import OptimizerSettings, Task, task_family
-from esper.tasks.samples import Split, Splits, hold_out, standardise
+from esper.tasks.registry import OptimizerSettings, Split, Splits, Task, hold_out, standardise, task_family
 
 _SHORTEST = 8
 _MOST = 1000

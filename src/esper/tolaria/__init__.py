@@ -12,12 +12,9 @@ from esper.tolaria.executors import (
     executor_names,
     measure,
 )
-from esper.tolaria.governor import Governor, GovernorSettings
+from esper.tolaria.governor import Governor, GovernorSettings, SignalTable, TrackerSettings, track
 from esper.tolaria.population import Population
-from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
-from esper.tolaria.shards import Shard
-from esper.tolaria.signals import SignalTable, TrackerSettings, track
-from esper.tolaria.situation import Outcome, Situation
+from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept, Outcome, Shard, Situation
 from esper.tolaria.workers import WorkerPool
 
 __all__ = [

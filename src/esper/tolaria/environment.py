@@ -12,8 +12,7 @@ from torch import Tensor
 from esper.kasmina import ActionMasks
 from esper.leyline import InputError
 from esper.tolaria.population import Population
-from esper.tolaria.records import EpisodeResult
-from esper.tolaria.situation import Outcome, Situation
+from esper.tolaria.records import EpisodeResult, Outcome, Situation
 
 Observe = Callable[[Situation], Tensor]
 """From what a controller may know to observations `[N, D]`."""

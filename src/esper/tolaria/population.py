@@ -30,12 +30,10 @@ from esper.leyline import IllegalActionError, InputError, Op, unknown_name
 from esper.nissa import Hub
 from esper.tasks import Task
 from esper.tolaria.executors import EpochResult, Executor, Measurement, make_executor
-from esper.tolaria.governor import Governor
-from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept
+from esper.tolaria.executors.base import Streams
+from esper.tolaria.governor import Governor, SignalTable, track
+from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept, Outcome, Situation
 from esper.tolaria.reporting import EpisodeReporter
-from esper.tolaria.signals import SignalTable, track
-from esper.tolaria.situation import Outcome, Situation
-from esper.tolaria.streams import Streams
 
 
 class Population:

@@ -1,15 +1,147 @@
-"""How an episode runs, and what it ended with."""
+"""How an episode runs, what a controller sees, what a step brought; and records of shards joined to one."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import pairwise
+from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
-from esper.kasmina import UNLIMITED
-from esper.leyline import DEFAULT_PRICE, InputError, objective
+from esper.kasmina import UNLIMITED, ActionMasks, Catalogue, Site, SlotTable
+from esper.leyline import DEFAULT_PRICE, InputError, objective, rent
 from esper.tolaria.compute import ComputeSettings
-from esper.tolaria.governor import GovernorSettings
-from esper.tolaria.signals import TrackerSettings
+from esper.tolaria.governor import GovernorSettings, SignalTable, TrackerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a controller sees before it acts, for N hosts of one shape."""
+
+    table: SlotTable
+    signals: SignalTable
+    masks: ActionMasks
+    catalogue: Catalogue
+    sites: tuple[Site, ...]
+    host_params: int
+    price: Tensor
+    """`[N]`: what adding as many parameters as the host has costs."""
+    budget: Tensor
+    """`[N]`: the most parameters that all seeds of a host together may add."""
+    episode_length: int
+    host_flops: int = 1
+    """Of one sample through the host; 1 where they were not counted, because nothing is charged for them."""
+    flop_price: float = 0.0
+    """What adding as many FLOPs as the host needs for a sample costs."""
+    merit: Tensor | None = None
+    """`[N, S, B]`: how much each kind would have to learn in each free slot (`kasmina/merit.py`), as last measured.
+
+    NaN where that is not known, the slot is occupied, or the kind refines or does not fit; None where nobody measures.
+    """
+
+    @property
+    def steps_left(self) -> Tensor:
+        """`[N]`: epochs that are still to come."""
+        return self.episode_length - self.signals.epoch
+
+    @property
+    def planted_flops(self) -> Tensor:
+        """`[N, S]`: what the seed in each slot adds to a forward pass of one sample; 0 without a seed."""
+        return self.catalogue.planted_flops(self.table)
+
+    def rent(self, params: Tensor, flops: Tensor) -> Tensor:
+        """What so many parameters and FLOPs, each `[N, ...]` or the same for all hosts, `[1, ...]`, cost each host."""
+        price = self.price.view(-1, *[1] * (params.ndim - 1))
+        return rent(params, self.host_params, price, flops, self.host_flops, self.flop_price)
+
+    @property
+    def score(self) -> Tensor:
+        """`[N]`: the latest validation score, known before the first epoch too."""
+        return self.signals.score_history[:, -1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step of N hosts brought: everything that a reward may read.
+
+    `after` is what the next decision sees, so the outcomes of an episode chain: the `after` of one is the
+    `before` of the next.
+    """
+
+    before: Situation
+    actions: Tensor
+    """`[N, 4]` in `HEAD_NAMES` order."""
+    after: Situation
+    panicked: Tensor
+    """`[N]` bool: the governor rolled this epoch back."""
+    terminated: Tensor
+    """`[N]` bool: the governor ended the episode."""
+    truncated: Tensor
+    """`[N]` bool: the episode reached its length."""
+    final_score: Tensor
+    """`[N]`: validation score of the committed network (unfinished seeds dropped); NaN before the episode's end."""
+    final_loss: Tensor
+    """`[N]`: its validation loss; NaN before the episode's end."""
+    final_params: Tensor
+    """`[N]`: parameters that the committed network adds; meaningful at the episode's end only."""
+    final_flops: Tensor
+    """`[N]`: FLOPs that it adds to a forward pass of one sample; likewise."""
+
+    @property
+    def ended(self) -> Tensor:
+        """`[N]` bool: this was the last step of the episode."""
+        return self.terminated | self.truncated
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The hosts `first_host` to `first_host + num_hosts - 1` of an environment."""
+
+    first_host: int
+    num_hosts: int
+
+    @property
+    def hosts(self) -> slice:
+        """Their places in tensors of all hosts."""
+        return slice(self.first_host, self.first_host + self.num_hosts)
+
+    def __contains__(self, host: int) -> bool:
+        return 0 <= host - self.first_host < self.num_hosts
+
+
+def share_out(num_hosts: int, parts: int) -> list[Shard]:
+    """Consecutive shards whose sizes differ by one at most."""
+    bounds = [num_hosts * part // parts for part in range(parts + 1)]
+    return [Shard(first, after - first) for first, after in pairwise(bounds)]
+
+
+def join(parts: Sequence[T]) -> T:
+    """One record of all hosts from the records of consecutive shards.
+
+    Tensors are over hosts and are joined; a catalogue and plain values tell of the kind of host, and are taken once.
+    """
+    return cast(T, _join(parts))
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, Catalogue):
+        return first
+    if isinstance(first, Mapping):
+        return {name: _join([part[name] for part in parts]) for name in first}
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(_join(column) for column in zip(*parts, strict=True)))
+    if is_dataclass(first) and not isinstance(first, type):
+        return type(first)(*(_join([getattr(part, spec.name) for part in parts]) for spec in fields(first)))
+    if isinstance(first, int | float | str | tuple | None):
+        return first
+    raise TypeError(f"what shards say of their hosts must be tensors in dataclasses; got {type(first).__name__}")
 
 
 def check_flop_price(flop_price: float) -> None:

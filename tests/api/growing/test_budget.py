@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esper
-from esper.api.growing.budget import Limits
+from esper.api.growing.decision import Limits
 from esper.kasmina import Catalogue, EpochEvidence, Family, SiteShape, SlotTable, act, begin_epoch, end_epoch
-from esper.kasmina.legality import MEASUREMENTS_BEFORE_CULL
+from esper.kasmina.table import MEASUREMENTS_BEFORE_CULL
 from esper.leyline import DEFAULT_PRICE, InputError, Op, Stage
 from esper.tamiyo import Random
 from esper.tolaria import SignalTable, Situation

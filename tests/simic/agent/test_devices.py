@@ -14,7 +14,7 @@ from esper.leyline import InputError
 from esper.simic.agent import (
     PPOAgent,
     load_checkpoint,
-    optimizer,
+    optimization,
     save_checkpoint,
 )
 from esper.simic.agent.cloning import clone
@@ -151,11 +151,11 @@ def test_a_checkpoint_goes_on_on_another_device(
     torch_optimizer = sys.modules[torch.optim.Optimizer.__module__]
     monkeypatch.setattr(torch_optimizer, "_get_fused_kernels_supported_devices", lambda: ["cpu", SECOND.type])
     before, after = ({name: name == kernel or None for name in ("fused", "foreach")} for kernel in kernels)
-    monkeypatch.setattr(optimizer, "adam_kernels", lambda _: before)
+    monkeypatch.setattr(optimization, "adam_kernels", lambda _: before)
     agent = agent_with_round(device=saved_on, max_steps=STEPS)
     agent.update()
     save_checkpoint(tmp_path / "agent.pt", agent)
-    monkeypatch.setattr(optimizer, "adam_kernels", lambda _: after)
+    monkeypatch.setattr(optimization, "adam_kernels", lambda _: after)
     loaded, _ = load_checkpoint(tmp_path / "agent.pt", loaded_on)
     assert loaded.device == loaded_on
     assert torch.equal(parameters_of(loaded).cpu(), parameters_of(agent).cpu())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.simic.agent.losses import fewest_valid
+from esper.simic.agent.optimization import fewest_valid
 from tests.simic.builders import agent_with_round, make_agent
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from esper.leyline import Op
 from esper.simic.agent import causal_masks, compute_per_head_advantages
-from esper.simic.agent.losses import entropy_bonus, log_ratios, policy_loss, ratio_statistics, value_loss
+from esper.simic.agent.optimization import entropy_bonus, log_ratios, policy_loss, ratio_statistics, value_loss
 from tests.simic.builders import ESPER_SPEC
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.simic.agent.optimizer import adam_kernels, clip_gradients, parameter_units
+from esper.simic.agent.optimization import adam_kernels, clip_gradients, parameter_units
 from tests.simic.builders import agent_with_round, make_agent
 
 

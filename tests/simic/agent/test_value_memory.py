@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from esper.simic.agent import PPOAgent
+from esper.simic.agent.optimization import ValueMemory
 from esper.simic.agent.rollout_buffer import SequenceBatch
-from esper.simic.agent.value_memory import ValueMemory
 from esper_lab.player import Player
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 

@@ -10,18 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import REWARD_LIMIT, InputError, Op, Stage
-from esper.simic.rewards import (
+from esper.simic.config.reward import (
     ChecksConfig,
     ContributionConfig,
-    RewardBreakdown,
     RewardConfig,
     RewardFamily,
     ShapingConfig,
     SparseConfig,
-    check_seeds,
-    loss_config,
-    make_reward,
 )
+from esper.simic.rewards import RewardBreakdown, check_seeds, loss_config, make_reward
 from tests.simic.lives import make_outcome, make_situation, random_life
 
 FACTS = loss_config("tinystories")

@@ -8,15 +8,8 @@ import torch
 from esper.kasmina import SlotTable
 from esper.leyline import EventType, Stage
 from esper.nissa import Hub, MemorySink
-from esper.simic.rewards import (
-    ChecksConfig,
-    RewardConfig,
-    RewardFamily,
-    check_seeds,
-    emit_flags,
-    loss_config,
-    make_reward,
-)
+from esper.simic.config.reward import ChecksConfig, RewardConfig, RewardFamily
+from esper.simic.rewards import check_seeds, emit_flags, loss_config, make_reward
 from esper.tolaria import Outcome
 from tests.simic.lives import make_outcome, make_situation
 

@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 import esper
 from esper.kasmina import SlotTable
 from esper.leyline import POINTS, InputError, Op, Stage
-from esper.simic.rewards import INTERVENTION_COSTS, ContributionConfig, RewardConfig, RewardFamily, make_reward
-from esper.simic.rewards.terms import (
-    attribution_discount,
-    cull_shaping,
-    holding_penalty,
-    legitimacy_discount,
-)
+from esper.simic.config.reward import INTERVENTION_COSTS, ContributionConfig, RewardConfig, RewardFamily
+from esper.simic.rewards import attribution_discount, cull_shaping, holding_penalty, legitimacy_discount, make_reward
 from esper.tolaria import Outcome, Situation
 from tests.simic.lives import make_outcome, make_situation
 from tests.worlds import tiny_task

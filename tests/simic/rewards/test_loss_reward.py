@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import esper
 from esper.kasmina import SlotTable
 from esper.leyline import InputError, Stage
-from esper.simic.rewards import LOSS_CONFIGS, LossConfig, RewardConfig, RewardFamily, loss_config, make_reward
+from esper.simic.config.reward import LossConfig, RewardConfig, RewardFamily
+from esper.simic.rewards import LOSS_CONFIGS, loss_config, make_reward
 from esper.tasks import find_task
 from esper.tolaria import Situation
 from tests.simic.lives import HOST_PARAMS, last_steps, make_outcome, make_situation, random_life

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from esper.kasmina import SlotTable
 from esper.leyline import DEFAULT_GAMMA, POINTS, InputError, Stage, objective, rent
-from esper.simic.rewards import RewardConfig, RewardFamily, SparseConfig, check_gammas, check_learner, make_reward
-from esper.simic.rewards.terms import rents_now
+from esper.simic.config.reward import RewardConfig, RewardFamily, SparseConfig, check_gammas, check_learner
+from esper.simic.rewards import make_reward, rents_now
 from esper.tolaria import Outcome
 from tests.simic.lives import HOST_PARAMS, last_steps, make_outcome, make_situation, random_life
 

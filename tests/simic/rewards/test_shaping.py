@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from esper.kasmina import SlotTable
 from esper.leyline import Stage
-from esper.simic.rewards import RewardConfig, RewardFamily, ShapingConfig, loss_config, make_reward, potential
-from esper.simic.rewards.terms import shaping_term
+from esper.simic.config.reward import RewardConfig, RewardFamily, ShapingConfig
+from esper.simic.rewards import loss_config, make_reward, potential, shaping_term
 from tests.simic.lives import last_steps, make_outcome, make_situation, random_life
 
 SHAPING = ShapingConfig(weight=0.7, per_epoch=0.3)

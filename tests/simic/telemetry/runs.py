@@ -8,7 +8,7 @@ import torch
 
 from esper.leyline import EventType
 from esper.nissa import Hub, MemorySink
-from esper.simic.rewards import RewardConfig, RewardFamily
+from esper.simic.config.reward import RewardConfig, RewardFamily
 from esper.simic.training import RoundReport, Trainer, TrainingConfig
 from esper.tasks import OptimizerSettings, Split, Splits, task
 from tests.simic.builders import config_of

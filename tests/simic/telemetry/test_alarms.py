@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import Blueprint
 from esper.kasmina.sites import SiteShape
-from esper.simic.agent import losses, ppo
+from esper.simic.agent import optimization, ppo
 from esper.simic.agent.network import last_layer
 from esper.simic.telemetry import AnomalyKind
 from esper.simic.training import Trainer
@@ -79,7 +79,7 @@ def plant_certain_head(trainer: Trainer, _: pytest.MonkeyPatch) -> None:
 
 def plant_wrong_target(_: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The critic is fitted to the returns with the wrong sign."""
-    right: Callable[..., Any] = losses.value_loss
+    right: Callable[..., Any] = optimization.value_loss
     monkeypatch.setattr(
         ppo, "value_loss", lambda values, targets, *rest, **named: right(values, -targets, *rest, **named)
     )

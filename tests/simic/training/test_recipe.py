@@ -4,7 +4,7 @@ import pytest
 
 from esper.leyline import OtherCatalogueError
 from esper.nissa import Hub
-from esper.simic.training.recipe import EnvRecipe
+from esper.simic.training.setup import EnvRecipe
 from esper.tolaria import EpisodeSettings, Shard
 from tests.catalogues import one_more_kind
 from tests.worlds import tiny_task

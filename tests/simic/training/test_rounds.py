@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from esper.leyline import InputError
-from esper.simic.rewards import RewardConfig
+from esper.simic.config.reward import RewardConfig
 from esper.simic.training import Trainer, collect_round
 from tests.simic.builders import normalizer_of
 from tests.simic.training.test_vectorized import tiny_config

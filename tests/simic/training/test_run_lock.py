@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import InputError
-from esper.simic.training import run_lock
-from esper.simic.training.run_lock import locked
+from esper.simic.training import run_folder
+from esper.simic.training.run_folder import locked
 
 HOLD = """
 import runpy, sys, time
@@ -36,7 +36,7 @@ def test_a_second_owner_is_refused_and_told_who_is_the_first(tmp_path: Path) -> 
 
 def test_the_lock_of_a_killed_process_is_no_obstacle(tmp_path: Path) -> None:
     lock = tmp_path / ".lock"
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, run_lock.__file__, str(lock)], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, run_folder.__file__, str(lock)], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

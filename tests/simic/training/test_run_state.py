@@ -12,7 +12,7 @@ from esper.nissa.state_files import pack_state
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import RunFolder, TrainingConfig, load_controller
 from esper.simic.training.resuming import load_newest
-from esper.simic.training.run_state import RunState
+from esper.simic.training.run_folder import RunState
 from esper.tamiyo import run_episode
 from tests.fuzzing import changed, damaged_bytes, little_memory, mutations, works_or_is_refused
 from tests.simic.training.test_vectorized import tiny_config

@@ -10,7 +10,7 @@ import torch
 import esper
 from esper.kasmina import blueprints_of, num_blueprints
 from esper.leyline import InputError, Op
-from esper.simic.rewards import RewardConfig
+from esper.simic.config.reward import RewardConfig
 from esper.simic.training import RunFolder, Trainer, load_controller
 from esper.tamiyo import Random, run_episode
 from esper.tolaria import Population

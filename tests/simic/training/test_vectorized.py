@@ -12,7 +12,7 @@ import torch
 import esper
 from esper.leyline import HEAD_NAMES, EsperError, InputError
 from esper.simic.agent.checkpoint import pack_checkpoint
-from esper.simic.rewards import ChecksConfig, RewardConfig
+from esper.simic.config.reward import ChecksConfig, RewardConfig
 from esper.simic.training import (
     InterruptedRunError,
     LearnedController,

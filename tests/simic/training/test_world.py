@@ -8,8 +8,7 @@ import torch
 import esper
 from esper.simic.config import FIRST_LESSON
 from esper.simic.training import GrowthWorld
-from esper.simic.training.recipe import EnvRecipe
-from esper.simic.training.setup import episode_settings
+from esper.simic.training.setup import EnvRecipe, episode_settings
 from esper.simic.training.trainer import FIRST_VALIDATION_SEED
 from esper.tolaria import WorkerPool
 from esper.tolaria.workers import Command

@@ -185,7 +185,7 @@ def test_measuring_in_several_goes_changes_nothing(monkeypatch: pytest.MonkeyPat
     split = populations[0].task.splits().val
     wholes = [population.executor.measure(split) for population in populations]
     monkeypatch.setattr("esper.tolaria.executors.stacked._HELD_ELEMENTS", 1200)
-    monkeypatch.setattr("esper.tolaria.executors.validation._CACHED_ELEMENTS", 100)
+    monkeypatch.setattr("esper.tolaria.executors.loop._CACHED_ELEMENTS", 100)
     for population, whole in zip(populations, wholes, strict=True):
         pieces = population.executor.measure(split)
         assert torch.allclose(whole.loss, pieces.loss, atol=1e-6)

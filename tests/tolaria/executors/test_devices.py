@@ -16,7 +16,7 @@ from esper.tamiyo import Random
 from esper.tasks import OptimizerSettings
 from esper.tolaria import ComputeSettings, EpisodeSettings, LoopExecutor, Population, StackedExecutor, compute
 from esper.tolaria.executors import DeviceExecutor
-from esper.tolaria.executors.devices import SideStream
+from esper.tolaria.executors.choice import SideStream
 from tests.second_device import SECOND
 from tests.worlds import HOST_SETTINGS, host_task, tiny_task
 

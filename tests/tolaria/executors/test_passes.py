@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper.tamiyo import Random
 from esper.tolaria import ComputeSettings, EpisodeSettings, Population
 from esper.tolaria.executors import loop
-from esper.tolaria.executors.passes import CompiledPasses, eval_pass
+from esper.tolaria.executors.loop import CompiledPasses, eval_pass
 from tests.worlds import host_task
 
 Backend = Callable[..., Callable[..., Any]]

@@ -2,10 +2,10 @@
 
 import doctest
 
-from esper.tolaria.executors import routes
+from esper.tolaria.executors import rows
 
 
 def test_the_worked_example_is_what_the_code_does() -> None:
-    result = doctest.testmod(routes)
+    result = doctest.testmod(rows)
     assert result.attempted >= 12
     assert result.failed == 0

@@ -7,7 +7,7 @@ from torch import nn
 from esper.kasmina import GraftedModel
 from esper.tamiyo import Random
 from esper.tolaria import Population, measure
-from esper.tolaria.executors.validation import evaluate
+from esper.tolaria.executors.loop import evaluate
 from tests.worlds import tiny_task
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from esper.leyline import WorkerError
 from esper.tolaria.workers import Command, Reply, Request, ShardWorker
-from esper.tolaria.workers.messages import from_bytes, to_bytes
+from esper.tolaria.workers.worker import from_bytes, to_bytes
 
 
 class LocalTransport:

@@ -229,7 +229,7 @@ def test_an_unexpected_error_in_a_worker_tells_where_it_came_from() -> None:
 
 
 def test_messages_keep_tensors_as_they_are() -> None:
-    from esper.tolaria.workers.messages import from_bytes, to_bytes
+    from esper.tolaria.workers.worker import from_bytes, to_bytes
 
     tensors: list[Tensor] = [torch.tensor(True), torch.randn(2, 3).T, torch.empty(0, 4), torch.arange(3)]
     for tensor, copy in zip(tensors, from_bytes(to_bytes(tensors)), strict=True):

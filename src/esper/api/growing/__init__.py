@@ -1,7 +1,6 @@
 """Growing: someone's own model, in their own loop, under a budget."""
 
-from esper.api.growing.budget import Budget
-from esper.api.growing.decision import Decision
+from esper.api.growing.decision import Budget, Decision
 from esper.api.growing.grower import Grower
 
 __all__ = ["Budget", "Decision", "Grower"]

@@ -1,26 +1,180 @@
-"""What a step of growth did and why: as data, and as a sentence."""
+"""The end of a growth: what is still on trial is kept as it is, or goes, by what it brings now."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from esper.api.growing.budget import Limits, Pricing
-from esper.api.growing.closing import Verdict
-from esper.api.growing.evaluation import Reading
+from esper.api.growing.evaluation import Reading, at_alpha
 from esper.kasmina import (
+    UNLIMITED,
+    ActionMasks,
     Blueprint,
+    Catalogue,
     Family,
     GraftedModel,
     Site,
     SlotTable,
     Transitions,
+    action_masks,
     find_blueprint,
     next_alpha,
+    settle,
 )
-from esper.leyline import POINTS, Op, Stage
+from esper.kasmina.flops import flops_per_sample
+from esper.leyline import POINTS, InputError, Op, Stage, rent
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of one seed that was on trial."""
+
+    index: int
+    """Its slot's position in the table."""
+    kept: bool
+    contribution: float
+    """Score with it minus without it, the seeds that go left out; NaN if it has no effect yet."""
+
+
+def judge(grafted: GraftedModel, read: Callable[[Tensor], Reading], owed: Tensor) -> list[Verdict]:
+    """A verdict for every seed on trial, in table order; `owed [S]` is their rent. Nothing is changed.
+
+    A seed without effect goes. Of the others the one that falls short of its rent by most goes, and what is left is
+    measured again, until all that is left pays: seeds that do the same work would otherwise all go, or all stay.
+    """
+    table = grafted.table
+    on_trial = table.on_trial[0]
+    measured: dict[int, float] = {}
+    left = (on_trial & (table.alpha[0] > 0)).nonzero().flatten().tolist()
+    gone = [index for index in on_trial.nonzero().flatten().tolist() if index not in left]
+    while left:
+        with ExitStack() as stack:
+            for index in gone:
+                stack.enter_context(at_alpha(grafted, index, 0.0))
+            asked = torch.zeros_like(table.proven)
+            asked[0, left] = True
+            contributions = read(asked).contributions[0]
+        measured |= {index: float(contributions[index]) for index in left}
+        short = (owed - contributions).nan_to_num(torch.inf)  # what could not be measured does not stay
+        worst = max(left, key=lambda index: float(short[index]))
+        if short[worst] < 0:
+            break
+        left.remove(worst)
+        gone.append(worst)
+    return [Verdict(index, index in left, measured.get(index, math.nan)) for index in sorted([*left, *gone])]
+
+
+def settled(table: SlotTable, verdicts: Sequence[Verdict]) -> SlotTable:
+    """The table when the verdicts are carried out."""
+    kept = table.stage == Stage.FOSSILIZED
+    kept[0, [verdict.index for verdict in verdicts if verdict.kept]] = True
+    return settle(table, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that all seeds together may add, at any moment. At least one limit is given; of several, all hold."""
+
+    params: int | None = None
+    """Parameters."""
+    flops: int | None = None
+    """Floating-point operations of a forward pass of one sample."""
+    ratio: float | None = None
+    """Parameters, as a share of the model's own: 0.2 lets it grow by a fifth."""
+
+    def __post_init__(self) -> None:
+        if self.params is None and self.flops is None and self.ratio is None:
+            raise InputError(
+                "this Budget limits nothing; give it params, flops or ratio, as in Budget(params=1000), "
+                "or leave out the budget to grow without one"
+            )
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            kind = float if spec.name == "ratio" else int
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 <= value < math.inf:
+                amount = "number" if kind is float else "whole number"
+                raise InputError(f"Budget.{spec.name} must be a {amount} of 0 or more; got {value!r}")
+
+    def of(self, host_params: int) -> "Limits":
+        by_ratio = UNLIMITED if self.ratio is None else min(math.floor(self.ratio * host_params), UNLIMITED)
+        params = min(UNLIMITED if self.params is None else self.params, by_ratio)
+        return Limits(params, UNLIMITED if self.flops is None else self.flops)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A budget for one model: whole numbers, `UNLIMITED` where nothing was said."""
+
+    params: int
+    flops: int
+
+    def masks(self, table: SlotTable, catalogue: Catalogue, epochs_left: Tensor | None = None) -> ActionMasks:
+        """What is legal for N hosts, and keeps each of them within these limits and the `epochs_left [N]`, if given."""
+        masks = action_masks(table, catalogue, torch.full((table.shape[0],), self.params), epochs_left)
+        if self.flops == UNLIMITED:
+            return masks
+        left = self.flops - catalogue.planted_flops(table).sum(1)
+        blueprint = masks.blueprint & (catalogue.flops <= left[:, None, None])
+        slot = masks.slot.clone()
+        slot[:, Op.GERMINATE] &= blueprint.any(2)
+        return ActionMasks(slot.any(2), slot, blueprint, masks.blend)
+
+    def used(self, table: SlotTable, catalogue: Catalogue) -> float | None:
+        """The share of the tighter limit that the first host's seeds take; None without a limit."""
+        amounts: list[tuple[int, Callable[[], Tensor]]] = [
+            (self.params, lambda: table.added_params),
+            (self.flops, lambda: catalogue.planted_flops(table).sum(1)),
+        ]
+        shares = [int(added()[0]) / limit if limit else 1.0 for limit, added in amounts if limit != UNLIMITED]
+        return max(shares, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """A price for parameters, one for FLOPs if that is asked for, and the size of the model that they relate to."""
+
+    host_params: int
+    price: Tensor
+    """`[1]`"""
+    host_flops: int
+    """For one sample; 1, which nothing reads, where FLOPs have no price."""
+    flop_price: float
+
+    @classmethod
+    def of(cls, host: nn.Module, example: Any, price: float, flop_price: float) -> Self:
+        """For this model; its FLOPs are counted only if they have a price."""
+        params = sum(parameter.numel() for parameter in host.parameters())
+        paid = torch.tensor([_checked(price, "price")])
+        flops = _counted(host, example) if _checked(flop_price, "flop_price") else 1
+        return cls(params, paid, flops, float(flop_price))
+
+    def owed(self, table: SlotTable, catalogue: Catalogue) -> Tensor:
+        """`[S]`: what keeping the seed in each slot costs."""
+        flops = catalogue.planted_flops(table)
+        return rent(table.params, self.host_params, self.price, flops, self.host_flops, self.flop_price)[0]
+
+
+def _checked(price: float, name: str) -> float:
+    if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
+        raise InputError(f"{name} must be a number of 0 or more; got {price!r}")
+    return float(price)
+
+
+def _counted(host: nn.Module, example: Any) -> int:
+    remedy = "leave out flop_price to charge for parameters alone"
+    try:
+        counted = flops_per_sample(host, example)
+    except InputError as error:
+        raise InputError(f"{error}; {remedy}") from error
+    if not counted:
+        raise InputError(f"the model does nothing with the example that could be counted as FLOPs; {remedy}")
+    return counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +334,7 @@ class Account:
         """Why the seed in a slot makes sense there, as a clause."""
         site = self.grafted.sites[index]
         blueprint = _kind(site, self.grafted.table, index)
-        source = site.source_of(blueprint)
+        source = site.source_of(blueprint.reads)
         if source is None:
             return f"{blueprint.summary}, to refine {_size(site)}"
         return f"{blueprint.summary}: it leads from {source} past all that is in between to {_size(site)}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from esper.kasmina import Folded, GraftedModel, SlotTable, arguments_for, emit_source, fold
-from esper.kasmina.modes import evaluating
+from esper.kasmina.keeping import evaluating
 from esper.leyline import InputError, first_line, write_atomically
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")

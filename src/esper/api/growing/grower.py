@@ -12,16 +12,30 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.api.growing.budget import Budget, Pricing
-from esper.api.growing.closing import Verdict, judge, settled
-from esper.api.growing.decision import Account, Decision, tell_moves, tell_site
-from esper.api.growing.evaluation import Evaluator, Reading, number
+from esper.api.growing.decision import (
+    Account,
+    Budget,
+    Decision,
+    Pricing,
+    Verdict,
+    judge,
+    settled,
+    tell_moves,
+    tell_site,
+)
+from esper.api.growing.evaluation import (
+    Evaluator,
+    Measure,
+    Reading,
+    make_scale,
+    mean_over_ranks,
+    number,
+    of_first_rank,
+    tend_seeds,
+)
 from esper.api.growing.exporting import check_target, export
 from esper.api.growing.files import GoodEpoch, check_growth, read_growth, write_growth
 from esper.api.growing.guard import Guard
-from esper.api.growing.lookout import Lookout
-from esper.api.growing.ranks import mean_over_ranks, of_first_rank, tend_seeds
-from esper.api.growing.scale import Measure, make_scale
 from esper.api.growing.seed_rate import SeedRate, checked_seed_lr_scale
 from esper.api.growing.setup import (
     checked_controller,
@@ -34,7 +48,7 @@ from esper.api.growing.setup import (
     to_measure,
     unwrapped,
 )
-from esper.api.growing.watch import OptimizerWatch, Watched
+from esper.api.growing.watch import Lookout, OptimizerWatch, Watched
 from esper.kasmina import Sources, catalogue_names, check_actions, graft, next_alpha, stage_changes
 from esper.leyline import DEFAULT_EPISODE_LENGTH, DEFAULT_PRICE, InputError, Op, Stage, TrainingFailedError, first_line
 from esper.nissa import Hub

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from esper.api.growing.evaluation import Reading
-from esper.api.growing.ranks import anywhere
-from esper.api.growing.scale import Kind
+from esper.api.growing.evaluation import Kind, Reading, anywhere
 from esper.tolaria import GovernorSettings
 
 _RULE = GovernorSettings()

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from esper.api.growing.budget import Budget, Limits
-from esper.api.growing.ranks import of_first_rank
+from esper.api.growing.decision import Budget, Limits
+from esper.api.growing.evaluation import of_first_rank
 from esper.kasmina import UNLIMITED, GraftedModel, SlotTable, check_initialised, propose_sites
 from esper.kasmina.probe import Where
 from esper.kasmina.torch_private import is_compiled

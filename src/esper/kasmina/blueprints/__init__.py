@@ -1,9 +1,6 @@
-"""Blueprints: the kinds of seeds of each family. A new one is one decorated class in one of these files."""
+"""Blueprints: the kinds of seeds of each family. A new one is one decorated class in `kinds.py`."""
 
-import esper.kasmina.blueprints.conv
-import esper.kasmina.blueprints.features
-
-import esper.kasmina.blueprints.branches  # noqa: F401  # isort: skip  # importing registers; ids have no gaps
+import esper.kasmina.blueprints.kinds  # noqa: F401  # importing registers
 from esper.kasmina.blueprints.registry import (
     Blueprint,
     Cost,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.export.insert import insert_seed, make_grown, move_beside, original_class, runs_in_row
-from esper.kasmina.joining import Argument, fit_positions
 from esper.kasmina.sites import Source
+from esper.kasmina.taps import Argument, fit_positions
 
 
 @dataclass(frozen=True, slots=True)

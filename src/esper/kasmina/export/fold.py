@@ -13,12 +13,10 @@ from esper.kasmina.blueprints import find_blueprint
 from esper.kasmina.export.bypass import Bypass, insert_bypasses
 from esper.kasmina.export.insert import Scaled, insert_seed
 from esper.kasmina.graft import GraftedModel
-from esper.kasmina.growth import Site
-from esper.kasmina.modes import evaluating
+from esper.kasmina.keeping import evaluating, keeping_random_state
 from esper.kasmina.probe import Example, call_with
-from esper.kasmina.random_state import keeping_random_state
 from esper.kasmina.seed_state import remove_slots
-from esper.kasmina.sites import Source
+from esper.kasmina.sites import Site, Source
 from esper.kasmina.table import SlotTable
 from esper.leyline import InputError, Stage
 
@@ -87,7 +85,7 @@ def kept_seeds(model: GraftedModel, table: SlotTable) -> list[KeptSeed]:
         if table.stage[0, index] == Stage.FOSSILIZED:
             seed = copy.deepcopy(model.slots[index].get_submodule("seed"))
             blueprint = find_blueprint(site.shape.family, int(table.blueprint[0, index]))
-            kept.append(KeptSeed(site, seed, float(table.alpha[0, index]), site.source_of(blueprint)))
+            kept.append(KeptSeed(site, seed, float(table.alpha[0, index]), site.source_of(blueprint.reads)))
     return kept
 
 

@@ -1,8 +1,8 @@
 """The learner: a recurrent policy, the buffer of a round, and PPO."""
 
 from esper.simic.agent.checkpoint import CHECKPOINT_VERSION, load_checkpoint, save_checkpoint
-from esper.simic.agent.losses import compute_per_head_advantages
 from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy
+from esper.simic.agent.optimization import compute_per_head_advantages
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import (
     TamiyoRolloutBuffer,

@@ -15,12 +15,11 @@ from typing import Any
 
 from esper.kasmina import catalogue_names, check_catalogue
 from esper.leyline import HEAD_NAMES, DamagedFileError, InputError, SlotConfig, write_atomically
-from esper.nissa.state_checks import shown
-from esper.nissa.state_files import pack_state, read_state
+from esper.nissa.state_files import pack_state, read_state, shown
 from esper.simic.agent.checkpoint_checks import ROUND_SIZES, build_network, check_agent_state
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import LearnerConfig
-from esper.simic.control.action_spec import ActionSpec
+from esper.simic.control.action_masks import ActionSpec
 
 CHECKPOINT_VERSION = 3
 _FORMAT = "esper-agent"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esper.leyline import HEAD_NAMES, InputError, SlotConfig
 from esper.leyline.checks import has_type
-from esper.nissa.state_checks import (
+from esper.nissa.state_files import (
     checked_keys,
     checked_list,
     checked_number,
@@ -24,10 +24,10 @@ from esper.nissa.state_checks import (
     shown,
 )
 from esper.simic.agent.network import FactoredRecurrentActorCritic
-from esper.simic.agent.optimizer import build_optimizer
+from esper.simic.agent.optimization import build_optimizer
 from esper.simic.agent.rollout_buffer import LARGEST_ROUND, SequenceBatch, TamiyoRolloutBuffer
 from esper.simic.config import LearnerConfig
-from esper.simic.control.action_spec import ActionSpec, esper_action_spec
+from esper.simic.control.action_masks import ActionSpec, esper_action_spec
 from esper.simic.control.normalization import check_statistics
 
 ROUND_SIZES = ("num_envs", "max_steps", "decay_steps")

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.optim import Adam
 
 from esper.leyline import EsperError
-from esper.simic.agent.losses import masked_mean, value_loss
 from esper.simic.agent.network import Policy
-from esper.simic.agent.optimizer import step_if_finite
+from esper.simic.agent.optimization import masked_mean, step_if_finite, value_loss
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import SequenceBatch, minibatches
 from esper.simic.config import LessonConfig

@@ -20,7 +20,9 @@ from esper.simic.agent.rollout_buffer import SequenceBatch, TamiyoRolloutBuffer
 from esper.simic.agent.types import Decision, HeadLogProbs, Hidden, by_head
 from esper.simic.config import LearnerConfig
 from esper.simic.control.action_masks import (
+    ActionSpec,
     MaskedCategorical,
+    Masks,
     draw_actions,
     pad_heads,
     require_finite,
@@ -28,7 +30,6 @@ from esper.simic.control.action_masks import (
     require_legal,
     select_masks,
 )
-from esper.simic.control.action_spec import ActionSpec, Masks
 from esper.simic.control.normalization import ReturnScale, RunningMeanStd
 
 DEFAULT_FEATURE_DIM = 128

@@ -23,17 +23,21 @@ from esper.leyline import (
     InputError,
     SlotConfig,
 )
-from esper.simic.agent.losses import (
+from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy
+from esper.simic.agent.optimization import (
     EntropySchedule,
+    ValueMemory,
+    build_optimizer,
+    clip_gradients,
     entropy_bonus,
     fewest_valid,
     log_ratios,
+    parameter_units,
     policy_loss,
     ratio_statistics,
+    set_learning_rate,
     value_loss,
 )
-from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy
-from esper.simic.agent.optimizer import build_optimizer, clip_gradients, parameter_units, set_learning_rate
 from esper.simic.agent.rollout_buffer import SequenceBatch, TamiyoRolloutBuffer, minibatches
 from esper.simic.agent.types import (
     Decision,
@@ -53,10 +57,8 @@ from esper.simic.agent.update_log import (
     round_statistics,
     value_diagnostics,
 )
-from esper.simic.agent.value_memory import ValueMemory
 from esper.simic.config import LearnerConfig
-from esper.simic.control.action_masks import mask_hit_rates
-from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
+from esper.simic.control.action_masks import ActionSpec, Masks, esper_action_spec, mask_hit_rates
 from esper.tolaria.compute import find_device
 
 logger = logging.getLogger(__name__)

@@ -33,9 +33,16 @@ from esper.leyline import (
     SlotConfig,
 )
 from esper.simic.agent.types import Decision, Hidden
-from esper.simic.config.learner import HiddenStorage, LearnerConfig
-from esper.simic.control.action_masks import move, move_masks, relevant_heads, select_masks
-from esper.simic.control.action_spec import ActionSpec, Masks, esper_action_spec
+from esper.simic.config.training import HiddenStorage, LearnerConfig
+from esper.simic.control.action_masks import (
+    ActionSpec,
+    Masks,
+    esper_action_spec,
+    move,
+    move_masks,
+    relevant_heads,
+    select_masks,
+)
 
 LARGEST_ROUND = 2**30
 """Numbers that one round may store, about 4 GiB: a hundred times what large runs need. More is a slip of the pen."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple, NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
-from esper.simic.control.action_spec import ActionSpec
+from esper.simic.control.action_masks import ActionSpec
 
 if TYPE_CHECKING:
     from esper.simic.agent.rollout_buffer import SequenceBatch

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from esper.leyline import DIVISION_GUARD
-from esper.simic.agent.losses import RatioStatistics, masked_mean
 from esper.simic.agent.network import NetworkOutput
-from esper.simic.agent.optimizer import VALUE_UNIT, GradientNorms
+from esper.simic.agent.optimization import VALUE_UNIT, GradientNorms, RatioStatistics, masked_mean
 from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.agent.types import EpochMetrics, GradientStats, PPOUpdateMetrics, ValueDiagnostics
-from esper.simic.control.action_masks import MaskedCategorical, joint_entropy, joint_kl
-from esper.simic.control.action_spec import ActionSpec
+from esper.simic.control.action_masks import ActionSpec, MaskedCategorical, joint_entropy, joint_kl
 
 _WIDE = 0.98
 """How much of a round's ratios lies below its high one, and above its low one."""

@@ -2,15 +2,18 @@
 
 from esper.leyline import InvalidStateMachineError
 from esper.simic.control.action_masks import (
+    ActionSpec,
+    Head,
     MaskedCategorical,
+    Masks,
     draw_actions,
+    esper_action_spec,
     joint_entropy,
     joint_kl,
     mask_hit_rates,
     relevant_heads,
     select_masks,
 )
-from esper.simic.control.action_spec import ActionSpec, Head, Masks, esper_action_spec
 from esper.simic.control.features import (
     TaskConfig,
     compute_action_mask,

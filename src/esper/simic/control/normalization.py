@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline import DIVISION_GUARD, InputError
-from esper.nissa.state_checks import checked_keys, checked_number, checked_tensor, checked_whole
+from esper.nissa.state_files import checked_keys, checked_number, checked_tensor, checked_whole
 
 NORMALIZED_LIMIT = 10.0
 """Normalised observations and rewards are cut at this many standard deviations."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from esper.kasmina import num_blueprints
 from esper.leyline import DEFAULT_EPISODE_LENGTH, SlotConfig, Stage
-from esper.tolaria.signals import HISTORY
+from esper.tolaria.governor import HISTORY
 
 PRICE_LIMIT = 3.0
 """Largest price feature: 1 is the upper end of the range that training draws from, and 2 more are a factor of 10."""

@@ -8,18 +8,25 @@ from esper.simic.telemetry.anomaly_detector import (
     AnomalyReport,
     SeedEpochs,
 )
-from esper.simic.telemetry.debug_records import NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.simic.telemetry.gradient_collector import (
     AsyncGradientStats,
+    GradientDrift,
+    GradientEMATracker,
     GradientHealth,
+    LSTMHealth,
     SeedGradientCollector,
+    compute_lstm_health,
     materialize_grad_stats,
 )
-from esper.simic.telemetry.gradient_ema import GradientDrift, GradientEMATracker
-from esper.simic.telemetry.levels import DEFAULT_ESCALATION, LEVELS, TelemetryConfig
-from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
 from esper.simic.telemetry.profiler import prepare_profile, profiled, profiler_activities
-from esper.simic.telemetry.update_watcher import UpdateWatcher
+from esper.simic.telemetry.update_watcher import (
+    DEFAULT_ESCALATION,
+    LEVELS,
+    NumericalStabilityReport,
+    RatioExplosionDiagnostic,
+    TelemetryConfig,
+    UpdateWatcher,
+)
 
 __all__ = [
     "ADVICE",

@@ -18,7 +18,7 @@ from esper.leyline import (
     MIN_RATIO,
     VALUE_DIVERGENCE,
 )
-from esper.simic.telemetry.lstm_health import LSTMHealth
+from esper.simic.telemetry.gradient_collector import LSTMHealth
 
 _LATE = 0.75
 """Share of a run after which a policy may have decided, and a critic must have learned."""

@@ -1,19 +1,72 @@
-"""Norms and health of gradients: multi-tensor calls, tensors until asked for, then one transfer."""
+"""The health of an update: gradients, their drift over rounds, and the policy's memory."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Self, TypedDict
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.torch_private import tensor_norms
 from esper.leyline import (
+    DIVISION_GUARD,
+    GRADIENT_DRIFT,
+    LSTM_MAGNITUDE,
     POLICY_EXPLODING_FACTOR,
     POLICY_VANISHING_FACTOR,
     SEED_EXPLODING_GRADIENT,
     SEED_VANISHING_GRADIENT,
 )
+from esper.simic.agent.types import Hidden
+
+
+@dataclass(frozen=True, slots=True)
+class LSTMHealth:
+    """LSTM states h and c of any shape. Numbers leave out what is not finite, so that the flags alone tell of it."""
+
+    h_rms: float
+    c_rms: float
+    h_max: float
+    """Largest magnitude."""
+    c_max: float
+    h_mean: float
+    h_std: float
+    has_nan: bool
+    has_inf: bool
+
+    def is_healthy(self, limit: float = LSTM_MAGNITUDE) -> bool:
+        """Finite, and no magnitude above `limit`."""
+        return not (self.has_nan or self.has_inf) and max(self.h_max, self.c_max) <= limit
+
+    def to_dict(self) -> dict[str, float]:
+        """As plain numbers."""
+        return {name: float(value) for name, value in asdict(self).items()}
+
+
+@torch.no_grad()
+def compute_lstm_health(hidden: Hidden | None) -> LSTMHealth | None:
+    """The health of `hidden` (h and c), fetched from the device in one transfer; None if there is none."""
+    if hidden is None:
+        return None
+    h, c = (state.float() for state in hidden)
+    finite_h, finite_c = (state.nan_to_num(0.0, 0.0, 0.0) for state in (h, c))
+    numbers = [
+        finite_h.square().mean().sqrt(),
+        finite_c.square().mean().sqrt(),
+        finite_h.abs().amax(),
+        finite_c.abs().amax(),
+        finite_h.mean(),
+        finite_h.std(correction=0),
+        _flag(h.isnan(), c.isnan()),
+        _flag(h.isinf(), c.isinf()),
+    ]
+    h_rms, c_rms, h_max, c_max, h_mean, h_std, has_nan, has_inf = torch.stack(numbers).tolist()
+    return LSTMHealth(h_rms, c_rms, h_max, c_max, h_mean, h_std, bool(has_nan), bool(has_inf))
+
+
+def _flag(first: Tensor, second: Tensor) -> Tensor:
+    return (first.any() | second.any()).float()
 
 
 class GradientHealth(TypedDict):
@@ -123,3 +176,63 @@ def materialize_grad_stats(stats: AsyncGradientStats) -> GradientHealth:
         inf_gradients=int(infinite),
         zero_gradients=int(zero),
     )
+
+
+_WARM_UP = 3
+"""Samples before a deviation means anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDrift:
+    """How one sample compares with those before it."""
+
+    norm: float
+    """Relative deviation of the norm from its running mean; 0 while that is still warming up."""
+    health: float
+    """The same for the health."""
+    drifted: bool
+    finite: bool
+    """False for a sample that was not a number; it was left out of the means."""
+
+    @property
+    def indicator(self) -> float:
+        """What a detector compares with its limit; infinite for a sample that is not a number."""
+        return self.norm if self.finite else math.inf
+
+
+@dataclass(slots=True)
+class GradientEMATracker:
+    """Exponential running means of gradient norm and health; the first sample starts them."""
+
+    decay: float = 0.9
+    limit: float = GRADIENT_DRIFT
+    norm: float | None = None
+    health: float | None = None
+    samples: int = 0
+
+    def update(self, norm: float, health: float = 1.0) -> GradientDrift:
+        """Compare a sample with the means, then take it in; one that is not finite changes nothing."""
+        if not (math.isfinite(norm) and math.isfinite(health)):
+            return GradientDrift(math.nan, math.nan, drifted=True, finite=False)
+        if self.norm is None or self.health is None:
+            self.norm, self.health = norm, health
+        deviations = _relative(norm, self.norm), _relative(health, self.health)
+        warm = self.samples >= _WARM_UP
+        self.norm += (1 - self.decay) * (norm - self.norm)
+        self.health += (1 - self.decay) * (health - self.health)
+        self.samples += 1
+        if not warm:
+            return GradientDrift(0.0, 0.0, drifted=False, finite=True)
+        return GradientDrift(*deviations, drifted=deviations[0] > self.limit, finite=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As plain types."""
+        return {"norm": self.norm, "health": self.health, "samples": self.samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self.norm, self.health, self.samples = state["norm"], state["health"], state["samples"]
+
+
+def _relative(value: float, mean: float) -> float:
+    return abs(value - mean) / max(abs(mean), DIVISION_GUARD)

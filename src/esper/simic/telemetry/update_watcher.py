@@ -1,23 +1,157 @@
-"""Looks on during an update: gradients always, and at debug level what an explosion can be traced by."""
+"""Watching an update: how much is collected, minibatch by minibatch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.torch_private import tensor_norms
+from esper.leyline import MAX_RATIO, MIN_RATIO, Severity, unknown_name
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.agent.types import HeadEntropies, HeadLogProbs, TelemetryLevels, by_head
-from esper.simic.telemetry.debug_records import NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.simic.telemetry.gradient_collector import (
     AsyncGradientStats,
     GradientHealth,
     SeedGradientCollector,
     materialize_grad_stats,
 )
+
+LEVELS = ("off", "minimal", "normal", "debug")
+"""From nothing to everything; each level holds what the ones before it hold."""
+_HOST_EVENTS = {"minimal": Severity.WARNING, "normal": Severity.INFO, "debug": Severity.DEBUG}
+DEFAULT_ESCALATION = 5
+"""Updates at debug level after an anomaly."""
+
+
+@dataclass(slots=True)
+class TelemetryConfig:
+    """The level of a run. An anomaly raises it to debug for a few updates; another one starts the count again."""
+
+    level: str = "normal"
+    escalation_updates: int = DEFAULT_ESCALATION
+    remaining: int = 0
+    """Updates that escalation still lasts."""
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise unknown_name("telemetry level", self.level, LEVELS)
+
+    @property
+    def current(self) -> str:
+        """The level now; a run that records nothing does not escalate."""
+        return "debug" if self.remaining and self.level != "off" else self.level
+
+    @property
+    def host_events(self) -> Severity | None:
+        """The least severity of hosts' events that is wanted now; None wants none."""
+        return _HOST_EVENTS.get(self.current)
+
+    def should_collect(self, level: str) -> bool:
+        """Whether things of `level` are wanted now."""
+        return level != "off" and LEVELS.index(level) <= LEVELS.index(self.current)
+
+    def escalate(self) -> None:
+        """Go to debug level for the next updates."""
+        self.remaining = self.escalation_updates
+
+    def update_done(self) -> None:
+        """Count one update off."""
+        self.remaining = max(0, self.remaining - 1)
+
+
+_WORST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RatioExplosionDiagnostic:
+    """The steps whose probability ratios are farthest out of bounds, the worst first."""
+
+    count: int
+    """Steps out of bounds."""
+    indices: list[int]
+    """Places of the worst in the flat batch."""
+    ratios: list[float]
+    log_prob_gaps: list[float]
+    """New minus old log-probability."""
+    actions: list[int]
+    """Of the worst."""
+    action_counts: dict[int, int]
+    """How often each action is out of bounds."""
+
+    @classmethod
+    @torch.no_grad()
+    def from_batch(
+        cls,
+        ratios: Tensor,
+        old_log_probs: Tensor,
+        new_log_probs: Tensor,
+        actions: Tensor,
+        max_ratio: float = MAX_RATIO,
+        min_ratio: float = MIN_RATIO,
+        worst: int = _WORST,
+    ) -> Self:
+        """From tensors of one shape; what is not finite counts as out of bounds, and as the worst there is."""
+        ratio, taken = ratios.flatten(), actions.flatten()
+        gaps = (new_log_probs - old_log_probs).flatten()
+        out = ~((ratio <= max_ratio) & (ratio >= min_ratio))
+        places = out.nonzero().flatten()
+        size = gaps[places].abs().nan_to_num(torch.inf)
+        chosen = places[size.argsort(descending=True, stable=True)[:worst]]
+        kinds, counts = taken[places].unique(return_counts=True)
+        return cls(
+            len(places),
+            chosen.tolist(),
+            ratio[chosen].tolist(),
+            gaps[chosen].tolist(),
+            taken[chosen].tolist(),
+            dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class NumericalStabilityReport:
+    """Weights, gradients, losses and entropies at one moment, gradients before clipping."""
+
+    weight_norm: float
+    weight_max: float
+    """Largest magnitude."""
+    nonfinite_weights: int
+    gradient: GradientHealth
+    unit_norms: Mapping[str, float]
+    """Norm per part of the network, before clipping."""
+    losses: Mapping[str, float]
+    entropies: Mapping[str, float]
+    """Normalised entropy per head, mean over the steps where it mattered."""
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        parameters: Iterable[nn.Parameter],
+        gradient: GradientHealth,
+        unit_norms: Mapping[str, float],
+        losses: Mapping[str, float],
+        entropies: Mapping[str, float],
+    ) -> Self:
+        """From the parameters as they are, and what was collected of their gradients."""
+        weights = [parameter.detach().float() for parameter in parameters]
+        norms = torch.stack(tensor_norms(weights))
+        largest = torch.stack([weight.abs().amax() for weight in weights]).amax()
+        bad = torch.stack([(~weight.isfinite()).sum() for weight in weights]).sum()
+        norm, size, count = torch.stack([norms.square().sum().sqrt(), largest, bad.float()]).tolist()
+        return cls(norm, size, int(count), gradient, unit_norms, losses, entropies)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain types."""
+        return asdict(self)
+
 
 _EMPTY = AsyncGradientStats(empty=True, num_gradients=0)
 

@@ -2,11 +2,10 @@
 
 from esper.simic.config import Phase, TrainingConfig, preset, preset_names
 from esper.simic.training.controller import LearnedController, load_controller
-from esper.simic.training.recipe import EnvRecipe
 from esper.simic.training.resuming import resumed_config
 from esper.simic.training.rounds import collect_round
 from esper.simic.training.run_folder import RunFolder
-from esper.simic.training.setup import require_ready, settled
+from esper.simic.training.setup import EnvRecipe, require_ready, settled
 from esper.simic.training.trainer import InterruptedRunError, RoundReport, Trainer, TrainingSummary
 from esper.simic.training.world import GrowthWorld, masks_by_head
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import InputError
-from esper.nissa.state_checks import checked_keys, checked_list, checked_tensor
+from esper.nissa.state_files import checked_keys, checked_list, checked_tensor
 from esper.simic.agent.checkpoint import load_checkpoint, naming
 from esper.simic.agent.network import Policy
 from esper.simic.agent.types import Hidden

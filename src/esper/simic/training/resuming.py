@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import DamagedFileError, InputError, OtherCatalogueError, SlotConfig
-from esper.nissa.state_checks import shown
+from esper.nissa.state_files import shown
 from esper.simic.agent.checkpoint import build_agent, naming, read_checkpoint
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import TrainingConfig
 from esper.simic.control import esper_action_spec, observation_width
-from esper.simic.training.run_folder import RunFolder
-from esper.simic.training.run_state import RunState
+from esper.simic.training.run_folder import RunFolder, RunState
 from esper.simic.training.setup import round_sizes
 
 _LOG = logging.getLogger(__name__)

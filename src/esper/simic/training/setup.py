@@ -1,19 +1,68 @@
-"""What a run needs before it begins: names that exist, a machine that can run its hosts, an agent that fits them."""
+"""What a run is made of: hosts, in a form that can be sent to workers, and the agent; checked before it begins."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from esper.kasmina import UNLIMITED
-from esper.leyline import InputError, SlotConfig, unknown_name
+from esper.kasmina import UNLIMITED, catalogue_names
+from esper.leyline import InputError, OtherCatalogueError, SlotConfig, unknown_name
+from esper.nissa import Hub
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import TrainingConfig, WorldConfig
-from esper.simic.control import observation_width
+from esper.simic.config.reward import RewardConfig
+from esper.simic.control import observation_width, signals_to_features
+from esper.simic.rewards import Reward, RewardBreakdown, emit_flags, make_reward
 from esper.tamiyo import controller_names
-from esper.tasks import find_task
-from esper.tolaria import ComputeSettings, EpisodeSettings, Population, TrackerSettings, choose_executor
+from esper.tasks import Task, find_task
+from esper.tolaria import (
+    ComputeSettings,
+    EpisodeSettings,
+    GrowthEnv,
+    Outcome,
+    Population,
+    Shard,
+    TrackerSettings,
+    choose_executor,
+)
 from esper.tolaria.compute import find_device
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRecipe:
+    """Everything that making hosts needs, in a form that can be sent to workers."""
+
+    task: str | Task
+    settings: EpisodeSettings
+    seed: int
+    executor: str
+    reward: RewardConfig | None
+    catalogue: dict[str, list[str]] = field(default_factory=catalogue_names)
+    """The blueprints where the recipe was made; a worker has to know the same."""
+
+    def __call__(self, shard: Shard, hub: Hub) -> GrowthEnv:
+        """The hosts of `shard`."""
+        if self.catalogue != catalogue_names():
+            raise OtherCatalogueError(
+                "a worker knows other blueprints than the process that started it; register them at the top of the "
+                "script or of a module that it imports, where workers register them too"
+            )
+        task = find_task(self.task) if isinstance(self.task, str) else self.task
+        population = Population(task, shard.num_hosts, self.settings, executor=self.executor, hub=hub)
+        reward = _reporting(make_reward(self.reward), hub)
+        return GrowthEnv(population, signals_to_features, reward, self.seed, first_host=shard.first_host)
+
+
+def _reporting(reward: Reward, hub: Hub) -> Reward:
+    """`reward`, telling `hub` of seeds that look as if they were gaming their credit."""
+
+    def reported(outcome: Outcome) -> RewardBreakdown:
+        breakdown = reward(outcome)
+        if hub.listening:
+            emit_flags(breakdown.flags, outcome, hub)
+        return breakdown
+
+    return reported
 
 
 def episode_settings(world: WorldConfig) -> EpisodeSettings:

@@ -21,8 +21,7 @@ from esper.simic.training.controller import LearnedController
 from esper.simic.training.instruments import Instruments
 from esper.simic.training.resuming import load_newest
 from esper.simic.training.rounds import collect_round
-from esper.simic.training.run_folder import RunFolder
-from esper.simic.training.run_state import BASELINES, RunState, history_entry
+from esper.simic.training.run_folder import BASELINES, RunFolder, RunState, history_entry
 from esper.simic.training.setup import episode_settings, make_agent, require_known, require_ready
 from esper.simic.training.world import GrowthWorld
 from esper.tamiyo import Controller, make_controller, run_episodes

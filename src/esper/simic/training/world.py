@@ -13,8 +13,7 @@ from esper.leyline import HEAD_NAMES, InputError, Severity, Stage
 from esper.nissa import Hub, MemorySink
 from esper.simic.config import FIRST_LESSON, TrainingConfig
 from esper.simic.control import Masks
-from esper.simic.training.recipe import EnvRecipe
-from esper.simic.training.setup import episode_settings
+from esper.simic.training.setup import EnvRecipe, episode_settings
 from esper.tamiyo import Controller, make_controller
 from esper.tasks import find_task
 from esper.tolaria import Environment, Shard, Situation, Step, WorkerPool, episode_seed

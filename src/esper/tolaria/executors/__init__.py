@@ -1,11 +1,9 @@
 """Executors: two ways to run many hosts that agree. `loop` defines what is right, `stacked` is fast on small hosts."""
 
 from esper.tolaria.executors.base import EpochResult, Executor, Measurement
-from esper.tolaria.executors.choice import ExecutorName, choose_executor, executor_names, make_executor
-from esper.tolaria.executors.devices import DeviceExecutor
-from esper.tolaria.executors.loop import LoopExecutor
+from esper.tolaria.executors.choice import DeviceExecutor, ExecutorName, choose_executor, executor_names, make_executor
+from esper.tolaria.executors.loop import LoopExecutor, measure
 from esper.tolaria.executors.stacked import StackedExecutor
-from esper.tolaria.executors.validation import measure
 
 __all__ = [
     "DeviceExecutor",

@@ -1,29 +1,159 @@
 """The reference executor: every host is an ordinary module, trained one after the other."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
 from esper.kasmina import NOT_MEASURED, GraftedModel, Host, SlotTable, Snapshot, graft, restore_snapshot, take_snapshot
-from esper.kasmina.gradients import clip_gradients
+from esper.kasmina.keeping import keeping_random_state
 from esper.kasmina.merit import MERIT_SAMPLES, PassWatch, WouldBeSeeds, measure_merit
 from esper.kasmina.optimizer_groups import SLOT_KEY
-from esper.kasmina.random_state import keeping_random_state
+from esper.kasmina.torch_private import clip_gradients
 from esper.tasks import OptimizerSettings, Split, Task
 from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings
-from esper.tolaria.executors.base import EpochResult, Measurement, learning_rate, score_of
-from esper.tolaria.executors.passes import COMPILED, EAGER, Passes, train_pass
-from esper.tolaria.executors.validation import measure, move_split
+from esper.tolaria.executors.base import (
+    BatchStream,
+    EpochResult,
+    Measurement,
+    Streams,
+    drawing_from,
+    learning_rate,
+    losses_and_accuracies,
+    samples_at_once,
+    score_of,
+)
 from esper.tolaria.precision import HostPrecision
-from esper.tolaria.shards import join
-from esper.tolaria.streams import BatchStream, Streams, drawing_from
+from esper.tolaria.records import join
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_LOG = logging.getLogger(__name__)
+
+
+def train_pass(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean loss of a minibatch, and its logits `[M, C]`."""
+    logits = model(x).flatten(0, -2)
+    return F.cross_entropy(logits, y.flatten()), logits
+
+
+def eval_pass(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return model(x)
+
+
+class Passes:
+    """Runs passes as they are written."""
+
+    def __call__(self, run: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return run(*args, **kwargs)
+
+
+class CompiledPasses(Passes):
+    """Runs passes compiled; what is compiled is compiled at the first call.
+
+    The network is an argument, so what is compiled serves every host that has the same seeds in the same slots, for
+    any batch size; another structure is compiled when it first appears. Where compiling fails, that is said once, and
+    from then on all passes run as they are written.
+    """
+
+    def __init__(self) -> None:
+        self._works = True
+        self._compiled: dict[object, Callable[..., object]] = {}
+
+    def __call__(self, run: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._works:
+            try:
+                if run not in self._compiled:
+                    # In here, because on some platforms even asking fails.
+                    self._compiled[run] = torch.compile(run, dynamic=True)
+                return self._compiled[run](*args, **kwargs)  # type: ignore[return-value]
+            except Exception as error:  # whatever a backend may raise; a fault of the network itself is raised below
+                self._works = False
+                _LOG.warning("hosts run uncompiled, because compiling failed: %s: %s", type(error).__name__, error)
+        return run(*args, **kwargs)
+
+
+EAGER = Passes()
+COMPILED = CompiledPasses()
+"""One for the whole process: compiled code is kept, and a failure told, once."""
+
+
+_CACHED_ELEMENTS = 2**20
+"""Of one activation tensor: above this, samples are measured in several goes, to stay in the cache."""
+
+
+def move_split(split: Split, device: torch.device, dtype: torch.dtype) -> Split:
+    """The split on a device, its values (but not its tokens) as `dtype`; the same tensors where nothing changes."""
+    x = split.x.to(device, dtype) if split.x.is_floating_point() else split.x.to(device)
+    return Split(x, split.y.to(device))
+
+
+@torch.inference_mode()
+def evaluate(
+    model: GraftedModel, task: Task, split: Split, alphas: Tensor, passes: Passes = EAGER
+) -> tuple[Tensor, Tensor]:
+    """Loss and score `[C]` of C variants of one network in one pass, with their seeds forced to `alphas [C, S]`."""
+    model.eval()  # training puts it back
+    copies = len(alphas)
+    parts = []
+    for x in split.x.split(samples_at_once(model.sites, copies, _CACHED_ELEMENTS)):
+        # The samples once per variant, and for each of these rows the alpha that its variant has.
+        forced: dict[int, Tensor | float] = {}
+        for slot in model.table.occupied[0].nonzero().flatten().tolist():
+            per_sample = alphas[:, slot].repeat_interleave(len(x))
+            forced[slot] = per_sample.to(x.device) if bool(per_sample.any()) else 0.0
+        with model.override_alphas(forced):
+            logits = passes(eval_pass, model, x.repeat(copies, *[1] * (x.ndim - 1)))
+        parts.append(logits.unflatten(0, (copies, len(x))))
+    loss, accuracy = losses_and_accuracies(torch.cat(parts, 1), split.y.expand(copies, *split.y.shape))
+    return loss.to(torch.float32), score_of(task, loss, accuracy).to(torch.float32)
+
+
+@torch.inference_mode()
+def measure(
+    model: GraftedModel,
+    task: Task,
+    split: Split,
+    *,
+    what_if: bool = False,
+    trials: Tensor | None = None,
+    passes: Passes = EAGER,
+) -> Measurement:
+    """Validate one network, and measure the contribution of every blended seed, in one forward pass.
+
+    The samples are repeated once per blended seed, and each copy runs with that seed's alpha at 0. With
+    `what_if` they are repeated for seeds at alpha 0 too, at alpha 1, and once for each alpha in `trials [S]` that is
+    not NaN. The fields have one row.
+    """
+    table = model.table
+    blended = table.blended[0].nonzero().flatten().tolist()
+    isolated = table.isolated[0].nonzero().flatten().tolist() if what_if else []
+    tried = {} if trials is None else {slot: a for slot, a in enumerate(trials.tolist()) if a == a}
+
+    # The network as it is, then one variant for each seed whose alpha is forced.
+    forced = [*((slot, 0.0) for slot in blended), *((slot, 1.0) for slot in isolated), *tried.items()]
+    alphas = table.alpha[0].repeat(1 + len(forced), 1)
+    for copy, (slot, alpha) in enumerate(forced, start=1):
+        alphas[copy, slot] = alpha
+    parameter = next(model.parameters())
+    loss, score = evaluate(model, task, move_split(split, parameter.device, parameter.dtype), alphas, passes)
+
+    # What each variant tells, at the slot that it is about.
+    own, without, with_all, with_more = score.split([1, len(blended), len(isolated), len(tried)])
+    contributions, prospects, gains = torch.full((3, 1, len(model.sites)), NOT_MEASURED, device=score.device)
+    contributions[0, blended] = own - without
+    prospects[0, isolated] = with_all - own
+    gains[0, list(tried)] = with_more.nan_to_num(0.0) - own
+    return Measurement(loss[:1], own, contributions, prospects, gains)
+
 
 _CPU = torch.device("cpu")
 

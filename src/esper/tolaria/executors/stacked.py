@@ -1,6 +1,6 @@
 """Many hosts as one: parameters of all hosts stacked, seeds grouped by slot and blueprint, rows instead of objects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -8,26 +8,116 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from esper.kasmina import NOT_MEASURED, Blueprint, GraftedModel, SlotTable, find_blueprint, graft
-from esper.kasmina.merit import MERIT_SAMPLES
+from esper.kasmina import (
+    NOT_MEASURED,
+    Blueprint,
+    Catalogue,
+    GraftedModel,
+    Site,
+    SlotTable,
+    Source,
+    find_blueprint,
+    graft,
+)
+from esper.kasmina.merit import MERIT_SAMPLES, VARIANTS, WouldBe, WouldBeSeeds, kinds_with_merit, relative
 from esper.kasmina.seed_state import remove_slots
 from esper.kasmina.torch_private import copy_tensors
 from esper.tasks import Split, Task
 from esper.tolaria.executors.base import (
+    BatchStream,
     EpochResult,
     Measurement,
+    Streams,
+    drawing_from,
     learning_rate,
     losses_and_accuracies,
     samples_at_once,
     score_of,
 )
-from esper.tolaria.executors.batched import Batched
-from esper.tolaria.executors.chain import cut_chain
-from esper.tolaria.executors.forward import Leaves, StackedForward
-from esper.tolaria.executors.routes import Branch, Route, plan_route
-from esper.tolaria.executors.rows import AllRows, GroupKey, RowOptimizer, Rows, clip_rows, flatten, leaves, views
-from esper.tolaria.executors.stacked_merit import StackedMerit
-from esper.tolaria.streams import BatchStream, Streams, drawing_from
+from esper.tolaria.executors.forward import Batched, Leaves, Seen, StackedForward, cut_chain, fit_rows
+from esper.tolaria.executors.rows import (
+    AllRows,
+    Branch,
+    GroupKey,
+    Route,
+    RowOptimizer,
+    Rows,
+    clip_rows,
+    flatten,
+    leaves,
+    plan_route,
+    views,
+)
+
+
+class StackedMerit:
+    """Keeps the variants of would-be seeds as rows, and measures their merit in the hosts that they belong to."""
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        catalogue: Catalogue,
+        num_hosts: int,
+        dtype: torch.dtype,
+        blueprint: Callable[[GroupKey], Batched],
+        sources: Mapping[Source, int],
+    ) -> None:
+        self._sites, self._catalogue, self._num_hosts, self._dtype = sites, catalogue, num_hosts, dtype
+        self._blueprint = blueprint
+        self._seeds = WouldBeSeeds()
+        self._variants: dict[GroupKey, Tensor] = {}
+        """`[V, P]` each."""
+        self._variant = torch.zeros(num_hosts, dtype=torch.int64)
+        self._kinds: dict[GroupKey, Blueprint] = {}
+        self._places: dict[GroupKey, int] = {}
+        """Where in the chain would-be seeds read."""
+        for slot, site in enumerate(sites):
+            for kind, source in kinds_with_merit(site, catalogue.fits[slot]):
+                self._kinds[slot, kind.id], self._places[slot, kind.id] = kind, sources[source]
+
+    def watch(self) -> Seen:
+        """What a pass has to keep for `measure`."""
+        return Seen(frozenset(self._places.values()))
+
+    def start(self, host: int, variant: int) -> None:
+        self._variant[host] = variant
+
+    def measure(self, free: Tensor, seen: Seen, gradients: Mapping[int, Tensor]) -> Tensor:
+        """`[N, S, B]`: merit where `free [N, S]`; `gradients` are those of each host's loss at each slot."""
+        sums = torch.full((self._num_hosts, *self._catalogue.fits.shape), NOT_MEASURED, dtype=self._dtype)
+        for key, place in self._places.items():
+            slot, blueprint = key
+            hosts = free[:, slot].nonzero().flatten()
+            if len(hosts):
+                given = seen.places[place].detach()
+                sums[hosts, slot, blueprint - 1] = self._sums(key, hosts, given, gradients[slot])
+        # Relative to the gradient that arrives at the slot, so that slots can be compared.
+        arriving = [torch.linalg.vector_norm(gradients[slot].flatten(1), dim=1) for slot in range(len(self._sites))]
+        return relative(sums, torch.stack(arriving, 1))
+
+    def _sums(self, key: GroupKey, hosts: Tensor, given: Tensor, gradient: Tensor) -> Tensor:
+        """`[R]`: the sums of the absolute gradients of these hosts' would-be seeds."""
+        rows = self._rows(key)[self._variant[hosts]]
+        if len(hosts) < self._num_hosts:
+            given, gradient = given[hosts], gradient[hosts]
+        # Only parameters that learn at first are asked for gradients; a zero one may hide all others.
+        tensors = views(rows, self._blueprint(key).shapes)
+        first = zip(tensors, self._find(key, 0).learns, strict=True)
+        asked = [tensor.requires_grad_() for tensor, learns in first if learns]
+        delta = fit_rows(self._blueprint(key)(tensors, given), gradient)
+        found = torch.autograd.grad(delta, asked, gradient)
+        return torch.cat([one.flatten(1) for one in found], 1).abs().sum(1)
+
+    def _rows(self, key: GroupKey) -> Tensor:
+        if key not in self._variants:
+            modules = [self._find(key, variant).module for variant in range(VARIANTS)]
+            self._variants[key] = torch.stack([flatten(module) for module in modules])
+        return self._variants[key]
+
+    def _find(self, key: GroupKey, variant: int) -> WouldBe:
+        place = torch.device("cpu"), self._dtype
+        return self._seeds.find(self._sites[key[0]], self._kinds[key], variant, place)
+
 
 _HELD_ELEMENTS = 2**23
 """Of one activation tensor in validation: above this, samples are measured in several goes, to stay in memory."""
@@ -269,7 +359,7 @@ class StackedExecutor:
         """Where in the chain seeds of this kind read; None if that is at their slot."""
         slot, blueprint = key
         site = self.sites[slot]
-        source = site.source_of(find_blueprint(site.shape.family, blueprint))
+        source = site.source_of(find_blueprint(site.shape.family, blueprint).reads)
         return None if source is None else self._chain.sources[source]
 
     def _rates(self, count: int) -> list[dict[int, float]]:

@@ -1,9 +1,8 @@
 """Workers: the hosts of one environment, shared out over processes that speak one small protocol."""
 
-from esper.tolaria.workers.messages import Command, Reply, Request, View
 from esper.tolaria.workers.pool import WorkerPool
 from esper.tolaria.workers.process import ProcessTransport, Transport
-from esper.tolaria.workers.worker import EnvFactory, ShardWorker
+from esper.tolaria.workers.worker import Command, EnvFactory, Reply, Request, ShardWorker, View
 
 __all__ = [
     "Command",

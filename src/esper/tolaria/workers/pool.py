@@ -14,12 +14,9 @@ from esper.kasmina import ActionMasks, check_actions
 from esper.leyline import InputError, WorkerError
 from esper.nissa import Hub
 from esper.tolaria.environment import Environment, Step
-from esper.tolaria.records import EpisodeResult
-from esper.tolaria.shards import join, share_out
-from esper.tolaria.situation import Situation
-from esper.tolaria.workers.messages import Command, Reply, Request, View, to_bytes
+from esper.tolaria.records import EpisodeResult, Situation, join, share_out
 from esper.tolaria.workers.process import ProcessTransport, Transport
-from esper.tolaria.workers.worker import EnvFactory
+from esper.tolaria.workers.worker import Command, EnvFactory, Reply, Request, View, to_bytes
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds after which a worker that does not answer is given up."""

@@ -10,8 +10,7 @@ from typing import Protocol
 import torch
 
 from esper.leyline import WorkerError
-from esper.tolaria.workers.messages import Command, Reply, Request, from_bytes, to_bytes
-from esper.tolaria.workers.worker import ShardWorker
+from esper.tolaria.workers.worker import Command, Reply, Request, ShardWorker, from_bytes, to_bytes
 
 _FAREWELL_SECONDS = 5.0
 """How long a worker that was asked to close may take before it is killed."""

@@ -1,14 +1,124 @@
-"""The terms of every family, and of shaping: functions from an outcome to named `[N]` tensors."""
+"""What a step pays: the objective and its alternatives, shaping, and checks against seeds that game their credit."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import SlotTable
-from esper.leyline import DIVISION_GUARD, POINTS, REWARD_LIMIT, Op, Stage, charge, objective
-from esper.simic.config.reward import ContributionConfig, LossConfig, RewardConfig, ShapingConfig, SparseConfig
-from esper.simic.rewards.checks import GamingFlags, judged_seeds
+from esper.leyline import DIVISION_GUARD, POINTS, REWARD_LIMIT, InputError, Op, Stage, charge, objective, unknown_name
+from esper.nissa import Hub
+from esper.nissa.events import RansomwareSuspected, RewardHackingSuspected
+from esper.simic.config.reward import (
+    ChecksConfig,
+    ContributionConfig,
+    LossConfig,
+    RewardConfig,
+    RewardFamily,
+    ShapingConfig,
+    SparseConfig,
+)
+from esper.tasks import find_task
 from esper.tolaria import Outcome, Situation
+
+
+def _facts(task: str, best_loss: float, typical_delta: float) -> LossConfig:
+    """What cannot be known of a task but by training on it, with the loss of guessing that the task itself knows."""
+    return LossConfig.of_classes(find_task(task).classes, best_loss, typical_delta)
+
+
+LOSS_CONFIGS: Mapping[str, LossConfig] = MappingProxyType(
+    {
+        "cifar10": _facts("cifar10", best_loss=0.3, typical_delta=0.1),
+        "tinystories": _facts("tinystories", best_loss=1.5, typical_delta=0.1),
+    }
+)
+"""The tasks that need no facts given."""
+
+
+def loss_config(task: str, facts: LossConfig | None = None) -> LossConfig:
+    """`facts` if given, else those known of `task`."""
+    if facts is not None:
+        return facts
+    if task not in LOSS_CONFIGS:
+        raise InputError(f"{unknown_name('task for the loss reward', task, LOSS_CONFIGS)}, or give its facts")
+    return LOSS_CONFIGS[task]
+
+
+@dataclass(frozen=True, slots=True)
+class GamingFlags:
+    """Which seeds look suspicious after a step; all fields are `[N, S]`."""
+
+    ransomware: Tensor
+    """The seed matters much to a network that is worse than before it came."""
+    hacking: Tensor
+    """The seed is credited with far more than the whole network has gained."""
+    ratio: Tensor
+    """Contribution / total improvement; NaN where it is not formed."""
+
+    @property
+    def any(self) -> Tensor:
+        """Either of the two."""
+        return self.ransomware | self.hacking
+
+
+def judged_seeds(outcome: Outcome) -> Tensor:
+    """`[N, S]` bool: seeds that the last epoch showed something of; a rolled-back epoch shows nothing."""
+    return outcome.after.table.occupied & ~outcome.panicked[:, None]
+
+
+def improvement_ratio(contribution: Tensor, improvement: Tensor, safe_threshold: float) -> Tensor:
+    """`contribution / improvement`, in points, NaN unless the improvement is safely above 0."""
+    formed = improvement > max(safe_threshold, DIVISION_GUARD)
+    return torch.where(formed, contribution / torch.where(formed, improvement, 1.0), torch.nan)
+
+
+def _check_ransomware_signature(contribution: Tensor, improvement: Tensor, config: ChecksConfig) -> Tensor:
+    """`[N, S]` bool: high contribution in points, yet the whole has become worse."""
+    return (contribution > config.ransomware_contribution) & (improvement < -config.ransomware_harm)
+
+
+def _check_reward_hacking(contribution: Tensor, ratio: Tensor, config: ChecksConfig) -> Tensor:
+    """`[N, S]` bool: contribution far above the total improvement."""
+    return (contribution > config.hacking_contribution) & (ratio > config.hacking_ratio)
+
+
+def check_seeds(outcome: Outcome, config: ChecksConfig) -> GamingFlags:
+    """Both checks for every seed of every host."""
+    judged = judged_seeds(outcome)
+    table = outcome.after.table
+    contribution = torch.where(judged, POINTS * table.contribution.double(), torch.nan)
+    improvement = POINTS * table.improvement.double()
+    ratio = improvement_ratio(contribution, improvement, config.improvement_safe_threshold)
+    return GamingFlags(
+        _check_ransomware_signature(contribution, improvement, config),
+        _check_reward_hacking(contribution, ratio, config),
+        ratio,
+    )
+
+
+def emit_flags(flags: GamingFlags, outcome: Outcome, hub: Hub, first_env: int = 0) -> None:
+    """Tell `hub` of every flagged seed; host n of `outcome` is environment `first_env` + n."""
+    kinds = (
+        (RansomwareSuspected, flags.ransomware),
+        (RewardHackingSuspected, flags.hacking),
+    )
+    after = outcome.after
+    for suspicion, flagged in kinds:
+        for host, slot in flagged.nonzero().tolist():
+            ratio = float(flags.ratio[host, slot])
+            payload = suspicion(
+                epoch=int(after.signals.epoch[host]),
+                contribution=POINTS * float(after.table.contribution[host, slot]),
+                total_improvement=POINTS * float(after.table.improvement[host, slot]),
+                ratio=None if ratio != ratio else ratio,
+            )
+            hub.tell(payload, env_id=first_env + host, slot_id=after.sites[slot].slot_id)
+
 
 Terms = dict[str, Tensor]
 
@@ -182,3 +292,73 @@ def shaping_term(outcome: Outcome, config: RewardConfig) -> Tensor:
     over = outcome.ended if config.horizon_is_terminal else outcome.terminated
     ahead = torch.where(over, 0.0, potential(outcome.after.table, config.shaping))
     return config.gamma * ahead - potential(outcome.before.table, config.shaping)
+
+
+SHAPING_TERMS = frozenset({"shaping", "cull_shaping"})
+"""Components that guide and do not measure: the numerator of `shaped_reward_ratio`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardBreakdown:
+    """What each of N hosts is paid in one step, and for what. Double precision, so that episodes sum up exactly."""
+
+    components: Mapping[str, Tensor]
+    """Name to `[N]`; they add up to `total`."""
+    total: Tensor
+    """`[N]`."""
+    flags: GamingFlags
+
+    @classmethod
+    def of(cls, terms: Mapping[str, Tensor], scale: float, flags: GamingFlags) -> Self:
+        """From terms `[N]`, each of which is made finite and then scaled."""
+        scaled = {name: scale * bounded(term.double()) for name, term in terms.items()}
+        components = {name: term.clamp(-REWARD_LIMIT, REWARD_LIMIT) for name, term in scaled.items()}
+        return cls(components, torch.stack(list(components.values())).sum(0), flags)
+
+    @property
+    def shaped_reward_ratio(self) -> Tensor:
+        """`[N]`, in [0, 1]: Σ|shaping terms| / Σ|all terms|, 0 where all terms are next to nothing."""
+        sizes = {name: component.abs() for name, component in self.components.items()}
+        everything = torch.stack(list(sizes.values())).sum(0)
+        shaped = sum((size for name, size in sizes.items() if name in SHAPING_TERMS), torch.zeros_like(everything))
+        paid = everything >= DIVISION_GUARD
+        return torch.where(paid, shaped / torch.where(paid, everything, 1.0), 0.0).clamp(0.0, 1.0)
+
+
+Reward = Callable[[Outcome], RewardBreakdown]
+"""A pure function: the same outcome pays the same, and nothing is remembered between steps."""
+
+
+def make_reward(config: RewardConfig | None = None) -> Reward:
+    """The reward that `config` describes."""
+    chosen = config or RewardConfig()
+
+    def reward(outcome: Outcome) -> RewardBreakdown:
+        flags = check_seeds(outcome, chosen.checks)
+        terms = _family_terms(outcome, flags, chosen)
+        terms["governor"] = -chosen.governor_penalty * outcome.panicked.double()
+        terms["indecision"] = -chosen.holding_cost * _held_seeds(outcome)
+        terms["gaming"] = -chosen.checks.penalty * flags.any.sum(1).double()
+        terms["shaping"] = shaping_term(outcome, chosen)
+        return RewardBreakdown.of(terms, chosen.scale, flags)
+
+    return reward
+
+
+def _held_seeds(outcome: Outcome) -> Tensor:
+    """`[N]`: seeds that wait to be kept or culled, but for those of an epoch taken back."""
+    held = (outcome.after.table.stage == Stage.HOLDING).sum(1)
+    return torch.where(outcome.panicked, 0, held).double()
+
+
+def _family_terms(outcome: Outcome, flags: GamingFlags, config: RewardConfig) -> Terms:
+    match config.family:
+        case RewardFamily.OBJECTIVE:
+            return objective_terms(outcome)
+        case RewardFamily.CONTRIBUTION:
+            return contribution_terms(outcome, flags, config.contribution)
+        case RewardFamily.SPARSE:
+            return sparse_terms(outcome, config.sparse)
+        case RewardFamily.LOSS:
+            assert config.loss is not None  # the config refuses this
+            return loss_terms(outcome, config.loss)
