@@ -1,16 +1,20 @@
-"""Actions: dicts in head order, and nothing impossible."""
+"""Stages and their codes, head names, and actions: dicts in head order, and nothing impossible."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import (
-    HEAD_NAMES,
-    Action,
-    Blend,
-    InputError,
-    Op,
-)
+from esper.leyline import HEAD_NAMES, Action, Blend, InputError, Op, Stage
+
+
+def test_head_names_are_a_tuple_in_storage_order() -> None:
+    assert HEAD_NAMES == ("slot", "blueprint", "blend", "op")
+    assert isinstance(HEAD_NAMES, tuple)
+
+
+def test_stage_codes_fill_the_observation_range() -> None:
+    assert [stage.value for stage in Stage] == list(range(8))
+    assert Stage.BLENDING.value == 3
 
 
 @given(st.builds(Action, st.sampled_from(Op), st.integers(0, 8), st.integers(0, 20), st.sampled_from(Blend)))

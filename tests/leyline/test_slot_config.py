@@ -8,11 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import (
-    InputError,
-    SlotConfig,
-    sort_slot_ids,
-)
+from esper.leyline import InputError, SlotConfig
 
 
 def test_default_slot_config_is_one_cached_instance_of_three_slots() -> None:
@@ -51,8 +47,3 @@ def test_slot_config_names_the_valid_ids_when_asked_for_another() -> None:
         SlotConfig.default().index("r9c9")
     with pytest.raises(InputError, match="slot_ids"):
         SlotConfig.from_dict({"ids": []})
-
-
-def test_slot_ids_sort_by_number_as_slot_configs_do() -> None:
-    assert sort_slot_ids(["r1c0", "r0c10", "r0c2"]) == ["r0c2", "r0c10", "r1c0"]
-    assert sort_slot_ids(reversed(SlotConfig.of_size(12).slot_ids)) == list(SlotConfig.of_size(12).slot_ids)

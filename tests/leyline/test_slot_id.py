@@ -4,12 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import (
-    InputError,
-    SlotConfig,
-    SlotId,
-    sort_slot_ids,
-)
+from esper.leyline import InputError, SlotConfig, SlotId
+from esper.leyline.slot_id import sort_slot_ids
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline import InputError, parse_json, printable, read_json
+from esper.leyline import InputError, printable, read_json
+from esper.leyline.text import parse_json
 
 
 def test_text_that_a_terminal_would_obey_is_shown_escaped() -> None:

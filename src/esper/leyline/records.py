@@ -1,9 +1,7 @@
-"""What is maximised, and the records that several packages exchange.
+"""What is maximised, and the records that cross package borders: training signals, seed telemetry, telemetry events.
 
-Records that cross package borders: training signals, seed telemetry, telemetry events.
-
-Each checks the types of its fields when made, so that a wrong value is named where it appears and not
-three packages later.
+Each record checks the types of its fields when made, so that a wrong value is named where it appears and not three
+packages later.
 """
 
 import time
@@ -17,8 +15,6 @@ from esper.leyline.checks import check_field_types
 
 DEFAULT_PRICE: Final = 0.03
 """What adding as many parameters as the host has costs, in units of quality."""
-PRICE_RANGE: Final = (0.01, 0.1)
-"""Between these the price of a training episode is drawn, log-uniformly."""
 POINTS: Final = 100.0
 """Points in a quality of 1: what people call points of accuracy."""
 

@@ -1,4 +1,4 @@
-"""Limits that several packages compare against, each with one name and one value."""
+"""Limits that learning and its alarms compare against, each with one name and one value."""
 
 from typing import Final
 
@@ -9,18 +9,10 @@ MIN_RATIO: Final = 0.1
 MIN_EXPLAINED_VARIANCE: Final = 0.1
 ENTROPY_COLLAPSE: Final = 0.1
 """Normalised entropy below this means that a head no longer explores."""
-LATE_ENTROPY_FACTOR: Final = 0.1
-"""In the last phase of a run the limit of entropy is so much lower: a policy is meant to have decided by then."""
 KL_ANOMALY: Final = 0.1
 """An update that moved the policy by more than this many nats went too far."""
 GRADIENT_DRIFT: Final = 5.0
 """A gradient norm that differs from its running mean by more than so many times that mean is an anomaly."""
-VALUE_DIVERGENCE: Final = 1.1
-"""A critic whose error on a round is so many times what it was before it learned from it learns something else."""
-VALUE_WARM_UP: Final = 2
-"""Rounds before divergence of the critic is checked; a fresh Adam overshoots."""
-LSTM_MAGNITUDE: Final = 100.0
-"""A cell of the policy's memory beyond this no longer forgets. In an episode of 25 steps one that counts reaches 25."""
 KL_STOP_MULTIPLIER: Final = 1.5
 """An update stops once the approximate KL exceeds this many times its target."""
 MASK_FILL: Final = -1e4
@@ -39,13 +31,3 @@ SEED_VANISHING_GRADIENT: Final = 1e-7
 """A seed whose gradient norm is below this no longer learns."""
 SEED_EXPLODING_GRADIENT: Final = 100.0
 """A seed whose gradient norm is above this is about to leave its host's scale."""
-POLICY_EXPLODING_FACTOR: Final = 10.0
-"""A gradient of the policy above so many times its clipping limit is about to be mostly cut away."""
-POLICY_VANISHING_FACTOR: Final = 1e-5
-"""A gradient of the policy below so many times its clipping limit teaches nothing."""
-GAMING_SHARE: Final = 0.25
-"""More than this share of the seeds' epochs suspected of gaming: the credit of seeds means nothing any more."""
-REWARD_LIMIT: Final = 1e4
-"""No component of a reward is larger than this in size, whatever it was computed from."""
-GAMMA_TOLERANCE: Final = 1e-9
-"""Discounts that differ by more than this are not the same discount."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import SlotTable
-from esper.leyline import DIVISION_GUARD, POINTS, REWARD_LIMIT, InputError, Op, Stage, charge, objective, unknown_name
+from esper.leyline import DIVISION_GUARD, POINTS, InputError, Op, Stage, charge, objective, unknown_name
 from esper.nissa import Hub
 from esper.nissa.events import RansomwareSuspected, RewardHackingSuspected
 from esper.simic.config.reward import (
@@ -24,6 +24,9 @@ from esper.simic.config.reward import (
 )
 from esper.tasks import find_task
 from esper.tolaria import Outcome, Situation
+
+REWARD_LIMIT = 1e4
+"""No component of a reward is larger than this in size, whatever it was computed from."""
 
 
 def _facts(task: str, best_loss: float, typical_delta: float) -> LossConfig:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import REWARD_LIMIT, InputError, Op, Stage
+from esper.leyline import InputError, Op, Stage
 from esper.simic.config.reward import (
     ChecksConfig,
     ContributionConfig,
@@ -18,7 +18,7 @@ from esper.simic.config.reward import (
     ShapingConfig,
     SparseConfig,
 )
-from esper.simic.rewards import RewardBreakdown, check_seeds, loss_config, make_reward
+from esper.simic.rewards import REWARD_LIMIT, RewardBreakdown, check_seeds, loss_config, make_reward
 from tests.simic.lives import make_outcome, make_situation, random_life
 
 FACTS = loss_config("tinystories")

@@ -24,7 +24,6 @@ from esper.leyline import (
     NUM_BLENDS,
     NUM_OPS,
     POINTS,
-    PRICE_RANGE,
     SEED_EXPLODING_GRADIENT,
     SEED_VANISHING_GRADIENT,
     Blend,
@@ -47,6 +46,8 @@ from esper.tasks import Task
 from esper.tolaria import Situation
 from esper.tolaria.governor import HISTORY
 
+PRICE_RANGE = (0.01, 0.1)
+"""Between these the price of a training episode is drawn, log-uniformly."""
 _STEPS_PER_EPOCH = 100
 _BLUEPRINTS = 5
 """Places for blueprints in this view, whatever the catalogue: it shows the first five."""

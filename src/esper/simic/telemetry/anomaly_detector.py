@@ -8,18 +8,20 @@ from typing import Any
 
 from esper.leyline import (
     ENTROPY_COLLAPSE,
-    GAMING_SHARE,
     GRADIENT_DRIFT,
     KL_ANOMALY,
-    LATE_ENTROPY_FACTOR,
-    LSTM_MAGNITUDE,
     MAX_RATIO,
     MIN_EXPLAINED_VARIANCE,
     MIN_RATIO,
-    VALUE_DIVERGENCE,
 )
-from esper.simic.telemetry.gradient_collector import LSTMHealth
+from esper.simic.telemetry.gradient_collector import LSTM_MAGNITUDE, LSTMHealth
 
+LATE_ENTROPY_FACTOR = 0.1
+"""In the last phase of a run the limit of entropy is so much lower: a policy is meant to have decided by then."""
+VALUE_DIVERGENCE = 1.1
+"""A critic whose error on a round is so many times what it was before it learned from it learns something else."""
+GAMING_SHARE = 0.25
+"""More than this share of the seeds' epochs suspected of gaming: the credit of seeds means nothing any more."""
 _LATE = 0.75
 """Share of a run after which a policy may have decided, and a critic must have learned."""
 _EARLY_VALUE_LIMITS = ((0.1, -0.5), (0.25, -0.2), (_LATE, 0.0))

@@ -12,13 +12,17 @@ from esper.kasmina.torch_private import tensor_norms
 from esper.leyline import (
     DIVISION_GUARD,
     GRADIENT_DRIFT,
-    LSTM_MAGNITUDE,
-    POLICY_EXPLODING_FACTOR,
-    POLICY_VANISHING_FACTOR,
     SEED_EXPLODING_GRADIENT,
     SEED_VANISHING_GRADIENT,
 )
 from esper.simic.agent.types import Hidden
+
+LSTM_MAGNITUDE = 100.0
+"""A cell of the policy's memory beyond this no longer forgets. In an episode of 25 steps one that counts reaches 25."""
+POLICY_EXPLODING_FACTOR = 10.0
+"""A gradient of the policy above so many times its clipping limit is about to be mostly cut away."""
+POLICY_VANISHING_FACTOR = 1e-5
+"""A gradient of the policy below so many times its clipping limit teaches nothing."""
 
 
 @dataclass(frozen=True, slots=True)

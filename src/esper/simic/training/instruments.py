@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import Site, find_blueprint
-from esper.leyline import VALUE_WARM_UP, Blend, EventType, Op, Severity, TelemetryEvent
+from esper.leyline import Blend, EventType, Op, Severity, TelemetryEvent
 from esper.nissa import Hub
 from esper.nissa.events import (
     AnomalyDetected,
@@ -37,6 +37,8 @@ from esper.simic.training.rounds import RoundTally
 from esper.simic.training.world import GrowthWorld
 
 _SUSPICIONS = (EventType.RANSOMWARE_SUSPECTED, EventType.REWARD_HACKING_SUSPECTED)
+VALUE_WARM_UP = 2
+"""Rounds before divergence of the critic is checked; a fresh Adam overshoots."""
 _DIGITS = 6
 """Decimals of the numbers in decision records: enough to read, and a third of the bytes."""
 
