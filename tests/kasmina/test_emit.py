@@ -1,6 +1,9 @@
-"""Code that rebuilds a network with kept bypasses, where Esper cannot be imported too."""
+"""Code that rebuilds a grown network, where Esper cannot be imported too."""
 
+import copy
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,78 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import Site, emit_source
+from esper.kasmina import Site, emit_source, fold
 from esper.kasmina.export.fold import Folded, KeptSeed, insert_kept
 from esper.kasmina.sites import Family, SiteShape
 from tests.kasmina.structures import WIDTH, Loop, layers, read, returned
-from tests.kasmina.test_export import assert_runs_without_esper
+from tests.kasmina.test_fold import KINDS, grown, networks
+
+
+@pytest.mark.parametrize(("family", "blueprint"), KINDS)
+def test_emitted_code_rebuilds_it_without_esper(family: Family, blueprint: str) -> None:
+    model, path, x = networks()[family]
+    original = copy.deepcopy(model)
+    folded = fold(grown(model, {path: blueprint}, x), x)
+    source = emit_source(folded, "weights.pt")
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(source, "emitted", "exec", dont_inherit=True), names)
+    assert "esper." not in source
+    rebuilt = names["grow"](original)
+    rebuilt.load_state_dict(folded.network.state_dict())
+    torch.testing.assert_close(rebuilt(x), folded.network(x), rtol=0, atol=0)
+
+
+def assert_runs_without_esper(script: str, folder: Path) -> None:
+    """Run `script` in a process of its own in which any import of Esper fails."""
+    barred = 'import sys\nsys.modules["esper"] = None\n'
+    done = subprocess.run([sys.executable, "-c", barred + script], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_emitted_code_runs_where_esper_cannot_be_imported(tmp_path: Path) -> None:
+    model, path, x = networks()[Family.CONV2D]
+    folded = fold(grown(model, {path: "depthwise"}, x), x)
+    (tmp_path / "grown.py").write_text(emit_source(folded, "grown.pt"))
+    torch.save(folded.network.state_dict(), tmp_path / "grown.pt")
+    torch.save({"x": x, "y": folded.network(x).detach()}, tmp_path / "pair.pt")
+    script = """
+import torch
+from torch import nn
+from grown import grow
+model = grow(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)))
+model.load_state_dict(torch.load("grown.pt", weights_only=True))
+pair = torch.load("pair.pt", weights_only=True)
+assert torch.allclose(model(pair["x"]), pair["y"], atol=1e-6)
+"""
+    assert_runs_without_esper(script, tmp_path)
+
+
+def test_no_name_of_a_file_becomes_code() -> None:
+    model, path, x = networks()[Family.FEATURES]
+    name = 'w""";raise SystemExit("executed");""".pt'
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(emit_source(fold(grown(model, {path: "mlp"}, x), x), name), "emitted", "exec"), names)
+    assert names["WEIGHTS"] == name
+
+
+def test_a_network_rebuilt_by_emitted_code_is_pickled_without_esper(tmp_path: Path) -> None:
+    model, path, x = networks()[Family.FEATURES]
+    folded = fold(grown(model, {path: "mlp"}, x), x)
+    (tmp_path / "grown.py").write_text(emit_source(folded, "grown.pt"))
+    make, load = (
+        """
+import torch
+from torch import nn
+from grown import grow
+torch.save(grow(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))), "whole.pt")
+""",
+        """
+import torch
+assert torch.load("whole.pt", weights_only=False)(torch.randn(4, 5, 6)).shape == (4, 5, 3)
+""",
+    )
+    for script in (make, load):
+        assert_runs_without_esper(script, tmp_path)
 
 
 class FeatureBranch(nn.Module):

@@ -8,6 +8,13 @@ from esper.kasmina.flops import count_flops, flops_per_sample
 from esper.leyline import InputError
 
 
+def test_flops_of_known_layers() -> None:
+    assert count_flops(nn.Linear(3, 5, bias=False), torch.randn(7, 3)) == 2 * 7 * 3 * 5
+    assert count_flops(nn.Conv1d(2, 4, 3, padding=1, bias=False), torch.randn(1, 2, 10)) == 2 * 10 * 2 * 4 * 3
+    assert count_flops(nn.SiLU(), torch.randn(2, 6)) == 12
+    assert count_flops(nn.Flatten(), torch.randn(2, 6, 2)) == 0
+
+
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_they_are_those_of_one_sample_whatever_the_batch(batch: int) -> None:
     model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 2, bias=False))

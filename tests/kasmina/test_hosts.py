@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import build_host, fold, graft, host_names
+from esper.kasmina import build_host, fold, graft
+from esper.kasmina.hosts import host_names
 from esper.leyline import InputError
-from tests.kasmina.test_export import grown
+from tests.kasmina.test_fold import grown
 
 EXAMPLES: dict[str, Tensor] = {
     "mlp": torch.randn(4, 40),

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from esper.kasmina import graft
 from esper.kasmina.trace import trace_passes
 from esper.leyline import InputError
-from tests.kasmina.test_modes import Merging
+from tests.kasmina.test_keeping import Merging
 from tests.kasmina.test_sources import chain, mlp, sources_of
 
 

@@ -1,6 +1,6 @@
 """Kasmina: what grows. Blueprints, slots, their lifecycle and legality, blending, isolation, hosts and grafting."""
 
-from esper.kasmina.blueprints import (
+from esper.kasmina.blueprints.registry import (
     Blueprint,
     Cost,
     blueprint,
@@ -12,8 +12,7 @@ from esper.kasmina.blueprints import (
 )
 from esper.kasmina.export import Folded, emit_source, fold
 from esper.kasmina.graft import GraftedModel, graft
-from esper.kasmina.growth import SlotView
-from esper.kasmina.hosts import Host, build_host, host, host_names
+from esper.kasmina.hosts import Host, build_host, host
 from esper.kasmina.lifecycle import (
     EpochEvidence,
     Transitions,
@@ -50,7 +49,6 @@ __all__ = [
     "Site",
     "SiteShape",
     "SlotTable",
-    "SlotView",
     "Snapshot",
     "Source",
     "Sources",
@@ -74,7 +72,6 @@ __all__ = [
     "fold",
     "graft",
     "host",
-    "host_names",
     "leave_out_seeds",
     "next_alpha",
     "num_blueprints",

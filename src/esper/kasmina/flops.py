@@ -4,12 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from esper.kasmina.keeping import evaluating, keeping_random_state
-from esper.kasmina.probe import Example, call_with
+from esper.kasmina.probe import Example, evaluate_on
+from esper.kasmina.torch_private import TorchDispatchMode, tree_leaves
 from esper.leyline import InputError, first_line
 
 _FORMULAS = {
@@ -55,8 +53,7 @@ def flops_per_sample(model: nn.Module, example: Example) -> int:
     """What a forward pass of `model` takes for one sample of `example`; the model stays as it is."""
     counter = FlopCounter()
     try:
-        with evaluating(model), keeping_random_state(model), torch.no_grad(), counter:
-            call_with(model, example)
+        evaluate_on(model, example, counter)
     except Exception as error:
         raise InputError(f"the FLOPs of the model cannot be counted on the example: {first_line(error)}") from error
     tensors = (leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.ndim)

@@ -1,6 +1,6 @@
 """Grafting slots onto any module, and making the network follow its slot table."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, get_args
@@ -13,16 +13,16 @@ from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
 from esper.kasmina.affine import ends_in_trained_linear
-from esper.kasmina.blueprints import Blueprint, blueprints_of, find_blueprint
+from esper.kasmina.blueprints.registry import Blueprint, blueprints_of, find_blueprint
 from esper.kasmina.growth import Growth, Isolation, SlotView
 from esper.kasmina.keeping import keeping_random_state
 from esper.kasmina.lifecycle import EpochEvidence, Transitions
 from esper.kasmina.optimizer_groups import SeedGroups, check_owns
 from esper.kasmina.probe import Example, Where, check_initialised, probe_sites
 from esper.kasmina.seed_state import carry_seeds, growth_on, remove_slots
-from esper.kasmina.sites import Site
+from esper.kasmina.sites import Site, common_path
 from esper.kasmina.slot import Slot
-from esper.kasmina.sources import REACHES, Sources, find_sources, params_around
+from esper.kasmina.sources import REACHES, Sources, find_sources
 from esper.kasmina.table import NOT_MEASURED, UNLIMITED, ActionMasks, Catalogue, SlotTable, action_masks
 from esper.kasmina.torch_private import clip_gradients
 from esper.leyline import Blend, IllegalActionError, InputError, Op, SlotConfig, Stage, unknown_name
@@ -304,7 +304,7 @@ def _name_host(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
 def _find_sites(model: nn.Module, at: Where, example: Example, asked: Sources | None) -> tuple[Site, ...]:
     found = probe_sites(model, at, example)
     sources = find_sources(model, {path: shape for path, (shape, _) in found.items()}, example, asked)
-    around = params_around(model, list(found))
+    around = _params_around(model, found)
     slot_ids = SlotConfig.of_size(len(found)).slot_ids
     sites = []
     for slot_id, (path, (shape, dtype)) in zip(slot_ids, found.items(), strict=True):
@@ -313,6 +313,12 @@ def _find_sites(model: nn.Module, at: Where, example: Example, asked: Sources | 
         whole = replace(shape, near=near, far=far, around=around)
         sites.append(Site(path, slot_id, whole, dtype, tuple(own.items())))
     return tuple(sites)
+
+
+def _params_around(model: nn.Module, paths: Iterable[str]) -> int:
+    """Parameters of the smallest part of `model` that holds all these submodules."""
+    shared = common_path(*(path.rpartition(".")[0] for path in paths))
+    return sum(parameter.numel() for parameter in model.get_submodule(shared).parameters())
 
 
 def graft(

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blueprints import Blueprint, find_blueprint
+from esper.kasmina.blueprints.registry import Blueprint, find_blueprint
 from esper.kasmina.optimizer_groups import SeedGroups, add_seed, remove_seed
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import Slot, SlotMode
 from esper.kasmina.table import SlotTable
-from esper.kasmina.taps import Pass, Tap, lay_taps, remove_hooks
+from esper.kasmina.taps import Pass, Tap, lay_taps
+from esper.kasmina.torch_private import remove_hooks
 from esper.leyline import Stage
 
 Isolation = Literal["straight-through", "shadow"]
@@ -89,8 +90,7 @@ class Growth:
 
         Only for models in which nothing is going to be planted: one that is compiled would not notice.
         """
-        for module in host.modules():
-            remove_hooks(module, (Slot, Tap, Pass))
+        remove_pass_hooks(host)
         self._hooked = False
 
     def _tap(self, site: Site, blueprint: Blueprint) -> Tap | None:
@@ -105,14 +105,13 @@ class Growth:
             slot.uproot()
         if not blueprint_id:
             return
-        neighbour = host.get_submodule(site.path)
         # Also when called under inference mode, which would make parameters that can never be trained.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
             # The generator of the CPU alone: seeds are made there, and others may draw from those of devices.
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
             blueprint = find_blueprint(site.shape.family, blueprint_id)
             seed = blueprint.build(site.shape, silent)
-            seed.to(*self.place(host, site)).train(neighbour.training)
+            seed.to(*self.place(host, site)).train(host.get_submodule(site.path).training)
         if self.optimizer is not None:
             add_seed(self.optimizer, site.slot_id, seed, host, site.path, self.seed_groups)
         slot.plant(seed, blueprint_id, self._tap(site, blueprint))
@@ -190,6 +189,12 @@ class SlotView:
     @property
     def contribution(self) -> float:
         return float(self._growth.table.contribution[0, self._index])
+
+
+def remove_pass_hooks(host: nn.Module) -> None:
+    """Take all slots and taps out of the forward pass of `host`."""
+    for module in host.modules():
+        remove_hooks(module, (Slot, Tap, Pass))
 
 
 def floating_dtype(module: nn.Module) -> torch.dtype | None:

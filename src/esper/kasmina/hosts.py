@@ -63,13 +63,8 @@ class BlockHost(Host):
 HostT = TypeVar("HostT", bound=Callable[[Any], Host])
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    build: Callable[[Any], Host]
-    config: Any
-
-
-_REGISTRY: dict[str, _Entry] = {}
+_REGISTRY: dict[str, tuple[Callable[[Any], Host], Any]] = {}
+"""The class of each host, and its default config."""
 
 
 def host(name: str, config: Any, **presets: Any) -> Callable[[HostT], HostT]:
@@ -79,9 +74,9 @@ def host(name: str, config: Any, **presets: Any) -> Callable[[HostT], HostT]:
     """
 
     def register(host_class: HostT) -> HostT:
-        _REGISTRY[name] = _Entry(host_class, config)
+        _REGISTRY[name] = (host_class, config)
         for key, preset in presets.items():
-            _REGISTRY[f"{name}-{key}"] = _Entry(host_class, preset)
+            _REGISTRY[f"{name}-{key}"] = (host_class, preset)
         return host_class
 
     return register
@@ -95,18 +90,18 @@ def build_host(name: str, **overrides: Any) -> Host:
     """The host called `name`, its config fields replaced by `overrides`."""
     if name not in _REGISTRY:
         raise unknown_name("host", name, host_names())
-    entry = _REGISTRY[name]
-    allowed = [spec.name for spec in fields(entry.config)]
+    build, default = _REGISTRY[name]
+    allowed = [spec.name for spec in fields(default)]
     for key in overrides:
         if key not in allowed:
             raise unknown_name(f"setting of host {name!r}:", key, allowed)
-    config = replace(entry.config, **overrides)
+    config = replace(default, **overrides)
     for spec in fields(config):
         value = getattr(config, spec.name)
         sizes = value if isinstance(value, tuple) else (value,)
         if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
             raise InputError(f"setting {spec.name!r} of host {name!r} must be positive whole numbers; got {value!r}")
-    return entry.build(config)
+    return build(config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 Modes = Mapping[nn.Module, bool]
 """Of each module: whether it is in train mode."""
+RandomState = Mapping[torch.device, Tensor]
+_CPU = torch.device("cpu")
 
 
 def modes_of(*networks: nn.Module) -> Modes:
@@ -36,19 +38,13 @@ def evaluating(*networks: nn.Module) -> Iterator[None]:
         set_modes(before)
 
 
-RandomState = Mapping[torch.device, Tensor]
-_CPU = torch.device("cpu")
-
-
 def random_state(network: nn.Module) -> RandomState:
     """The present state, by device. Devices that hold nothing of `network` are left out, and not initialised."""
     accelerator = torch.accelerator.current_accelerator()
     kind = None if accelerator is None else accelerator.type
     places = {tensor.device for tensor in (*network.parameters(), *network.buffers())}
-    devices = [device for device in places if device.type == kind]
-    return {_CPU: torch.get_rng_state()} | {
-        device: torch.get_device_module(device).get_rng_state(device) for device in devices
-    }
+    states = {place: torch.get_device_module(place).get_rng_state(place) for place in places if place.type == kind}
+    return {_CPU: torch.get_rng_state()} | states
 
 
 def _set_random_state(state: RandomState) -> None:

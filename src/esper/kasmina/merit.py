@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina.blueprints import Blueprint, blueprints_of
+from esper.kasmina.blueprints.registry import Blueprint, blueprints_of
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.growth import floating_dtype
 from esper.kasmina.sites import Site, Source
@@ -107,15 +107,12 @@ class PassWatch:
         module = self._model.host.get_submodule(source.path)
         argument = Argument.of(module, source.argument)
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
+        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._keep_source(source, argument.among(args, kwargs))
-
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
-            self._keep_source(source, output)
 
         if source.port == "input":
             return module.register_forward_pre_hook(before, with_kwargs=True)
-        return module.register_forward_hook(after)
+        return module.register_forward_hook(lambda _module, _args, output: self._keep_source(source, output))
 
     def _keep_source(self, source: Source, tensor: Any) -> None:
         if torch.compiler.is_compiling():
@@ -134,8 +131,6 @@ class WouldBe(NamedTuple):
     module: nn.Module
     learns: list[bool]
     """Of each parameter, in order: whether its zeros are what makes the seed silent. All others learn later."""
-    first_to_learn: list[nn.Parameter]
-    """The parameters of which that is true."""
 
 
 class WouldBeSeeds:
@@ -166,7 +161,7 @@ def _make(site: Site, kind: Blueprint, variant: int, place: tuple[torch.device, 
         # A kind that is silent without zeros is asked for the gradients of all.
         learns = zero if any(zero) else [True] * len(zero)
         module.to(*place)
-    return WouldBe(module, learns, [p for p, first in zip(module.parameters(), learns, strict=True) if first])
+    return WouldBe(module, learns)
 
 
 def kinds_with_merit(site: Site, fits: Tensor) -> list[tuple[Blueprint, Source]]:
@@ -208,5 +203,6 @@ def measure_merit(model: GraftedModel, seen: PassWatch, seeds: WouldBeSeeds, var
 def _gradient_sum(seed: WouldBe, given: Tensor, gradient: Tensor) -> Tensor:
     """The sum of the absolute gradient of `seed` if it were given this, and `gradient` arrived at its slot."""
     delta = fit_positions(seed.module(given), gradient)
-    found = torch.autograd.grad(delta, seed.first_to_learn, gradient)
+    asked = [parameter for parameter, learns in zip(seed.module.parameters(), seed.learns, strict=True) if learns]
+    found = torch.autograd.grad(delta, asked, gradient)
     return torch.cat([one.flatten() for one in found]).abs().sum()

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Adagrad, Muon, Optimizer, SparseAdam
-from torch.utils._pytree import tree_map_only
 
+from esper.kasmina.torch_private import tree_map_only
 from esper.leyline import InputError
 
 SLOT_KEY = "esper_slot"
@@ -64,26 +64,24 @@ def remove_seed(optimizer: Optimizer, slot_id: str, seed: nn.Module) -> None:
     # In place: others may hold on to these very lists.
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group.get(SLOT_KEY) != slot_id]
     for group in optimizer.param_groups:
-        keep = [index for index, parameter in enumerate(group["params"]) if id(parameter) not in gone]
-        for key in ("params", "param_names"):
-            if key in group and len(keep) < len(group[key]):
-                group[key][:] = [group[key][index] for index in keep]
+        for key, rest in _lists_without(gone, group, group).items():
+            group[key][:] = rest
 
 
 def without_seeds(optimizer: Optimizer, slots: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     """`state`, the optimiser's state dict, without the parameters of seeds that joined groups of the host."""
     seeds = {id(parameter) for parameter in slots.parameters()}
-    groups = []
-    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        keep = [index for index, parameter in enumerate(group["params"]) if id(parameter) not in seeds]
-        lists = {key: [saved[key][index] for index in keep] for key in ("params", "param_names") if key in saved}
-        groups.append({**saved, **lists})
+    pairs = zip(optimizer.param_groups, state["param_groups"], strict=True)
+    groups = [{**saved, **_lists_without(seeds, group, saved)} for group, saved in pairs]
     kept = {number for group in groups for number in group["params"]}
-    return {
-        **state,
-        "state": {number: entry for number, entry in state["state"].items() if number in kept},
-        "param_groups": groups,
-    }
+    entries = {number: entry for number, entry in state["state"].items() if number in kept}
+    return {**state, "state": entries, "param_groups": groups}
+
+
+def _lists_without(gone: set[int], group: dict[str, Any], lists: dict[str, Any]) -> dict[str, list[Any]]:
+    """Those of `lists` that go along with the parameters of `group`, without the places of what is `gone`, by id."""
+    keep = [index for index, parameter in enumerate(group["params"]) if id(parameter) not in gone]
+    return {key: [lists[key][index] for index in keep] for key in ("params", "param_names") if key in lists}
 
 
 def _group_for(optimizer: Optimizer, host: nn.Module, path: str) -> dict[str, Any]:

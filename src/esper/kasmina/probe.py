@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina.keeping import evaluating, keeping_random_state
 from esper.kasmina.sites import Family, SiteShape, infer_family, site_shape
+from esper.kasmina.torch_private import tree_leaves, tree_map_only
 from esper.leyline import InputError, first_line, unknown_name
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -64,9 +64,8 @@ class CandidateSite:
 def survey(model: nn.Module, example: Example) -> list[CandidateSite]:
     """Every submodule behind which a slot can go without a word about its family, in the order of their work."""
     seen = _Probe(model, example)
-    order = {name: position for position, name in enumerate(seen.outputs)}
     found: dict[int, CandidateSite] = {}
-    for name in sorted(seen.usable(), key=lambda name: order[name]):
+    for name in sorted(seen.usable(), key=list(seen.outputs).index):
         if seen.batch and seen.outputs[name][0].shape[0] != seen.batch:  # position biases and the like, not samples
             continue
         module = seen.modules[name]
@@ -116,11 +115,8 @@ class _Probe:
             for name, module in self.modules.items():
                 hook = module.register_forward_hook(lambda _m, _i, output, name=name: self._note(name, output))
                 stack.callback(hook.remove)
-            stack.enter_context(keeping_random_state(model))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(evaluating(model))
             try:
-                result = call_with(model, example)
+                result = evaluate_on(model, example)
             except Exception as error:
                 raise InputError(f"the model could not run on the example: {first_line(error)}") from error
         self.outputs |= {name: [] for name in self.modules if name not in self.outputs}
@@ -135,7 +131,24 @@ class _Probe:
 
     def read(self, name: str, family: str | None = None) -> tuple[SiteShape, torch.dtype]:
         """Shape and dtype of a slot behind a submodule; an error where there can be none."""
-        return _read_site(self.modules[name], self.outputs[name], family, self.batch)
+        calls = self.outputs[name]
+        if not calls:
+            raise InputError("the model did not call it on the example")
+        for output in calls:
+            if not isinstance(output, _Output):
+                raise InputError(f"its output is a {type(output).__name__}, not one tensor")
+            if output.nested or not output.dtype.is_floating_point:
+                kind = "a nested tensor" if output.nested else f"a tensor of {output.dtype}"
+                raise InputError(f"its output is {kind}, not a plain tensor of floating-point numbers")
+        if family is not None and family not in list(Family):
+            raise unknown_name("family", family, list(Family))
+        if len(set(calls)) > 1:
+            raise InputError(f"it is called several times with different shapes: {[list(c.shape) for c in calls]}")
+        shape = calls[0].shape
+        if len(shape) < 2:
+            raise InputError(f"its output of shape {list(shape)} has no width beside the batch")
+        found = site_shape(Family(family) if family else infer_family(self.modules[name], shape), shape, self.batch)
+        return found, calls[0].dtype
 
     def usable(self, family: str | None = None) -> list[str]:
         """The submodules behind which a slot can go."""
@@ -148,20 +161,18 @@ class _Probe:
 
 
 def arguments_for(model: nn.Module, example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments that an example stands for, where `model` is.
-
-    An example is often made before somebody's trainer moves the model to a device.
-    """
+    """The arguments that an example stands for, where `model` is: it may have been moved to a device since."""
     devices = [parameter.device for parameter in model.parameters()]
 
     def placed(tensor: Tensor) -> Tensor:
         return tensor if not devices or tensor.device in devices else tensor.to(devices[0])
 
-    args, kwargs = _split(example)
+    args, kwargs = split_example(example)
     return tree_map_only(Tensor, placed, args), tree_map_only(Tensor, placed, kwargs)
 
 
-def _split(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split_example(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments that an example stands for, as they are."""
     if isinstance(example, Tensor):
         return (example,), {}
     return ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
@@ -173,24 +184,13 @@ def call_with(model: nn.Module, example: Example) -> Any:
     return functional_call(model, buffers, *arguments_for(model, example))
 
 
-def _read_site(module: nn.Module, calls: list[Any], family: str | None, batch: int) -> tuple[SiteShape, torch.dtype]:
-    if not calls:
-        raise InputError("the model did not call it on the example")
-    for output in calls:
-        if not isinstance(output, _Output):
-            raise InputError(f"its output is a {type(output).__name__}, not one tensor")
-        if output.nested or not output.dtype.is_floating_point:
-            kind = "a nested tensor" if output.nested else f"a tensor of {output.dtype}"
-            raise InputError(f"its output is {kind}, not a plain tensor of floating-point numbers")
-    if family is not None and family not in list(Family):
-        raise unknown_name("family", family, list(Family))
-    if len(set(calls)) > 1:
-        raise InputError(f"it is called several times with different shapes: {[list(c.shape) for c in calls]}")
-    shape = calls[0].shape
-    if len(shape) < 2:
-        raise InputError(f"its output of shape {list(shape)} has no width beside the batch")
-    found = site_shape(Family(family) if family else infer_family(module, shape), shape, batch)
-    return found, calls[0].dtype
+def evaluate_on(model: nn.Module, example: Example, watch: AbstractContextManager[Any] | None = None) -> Any:
+    """What `model` returns on `example` in eval mode; modes, buffers and random state stay as they were.
+
+    `watch` is entered around the pass alone.
+    """
+    with evaluating(model), keeping_random_state(model), torch.no_grad(), watch or nullcontext():
+        return call_with(model, example)
 
 
 def batch_size(model: nn.Module, example: Example) -> int:
@@ -200,5 +200,6 @@ def batch_size(model: nn.Module, example: Example) -> int:
     """
     if any(isinstance(m, nn.MultiheadAttention | nn.RNNBase) and not m.batch_first for m in model.modules()):
         return 0
-    values = [example] if isinstance(example, Tensor) else example.values() if isinstance(example, Mapping) else example
+    args, kwargs = split_example(example)
+    values = (*args, *kwargs.values())
     return next((value.shape[0] for value in values if isinstance(value, Tensor) and value.ndim), 0)

@@ -51,7 +51,7 @@ def _worth_a_branch(
     shapes = {candidate.path: candidate.shape for candidate in candidates if candidate.path in proposed}
     sources = find_sources(model, shapes, example)
     order = [candidate.path for candidate in candidates]
-    layers = [c.path for c in candidates if _has_weights(c.module) and not any(True for _ in c.module.children())]
+    layers = [c.path for c in candidates if _has_weights(c.module) and not _has_parts(c.module)]
 
     def bypassed(path: str) -> int:
         source = sources[path].get("far")
@@ -73,7 +73,7 @@ def _spread(blocks: Sequence[CandidateSite], count: int) -> list[CandidateSite]:
 
 def _what_is_missing(model: nn.Module, example: Example, candidates: Sequence[CandidateSite]) -> str:
     """Why there is no proposal, with advice that helps for this model."""
-    if not any(True for _ in model.children()):
+    if not _has_parts(model):
         return (
             "slots go behind submodules, and this model has none; build it from submodules that return one tensor "
             "each, or, if it returns one itself, pass torch.nn.Sequential(model) to grow behind its output"
@@ -107,15 +107,10 @@ def _repeated(model: nn.Module, candidates: Sequence[CandidateSite]) -> list[Can
 def _layers(candidates: Sequence[CandidateSite]) -> list[CandidateSite]:
     """Submodules with weights that are not part of another one; those made of several parts, if there are such."""
     weighty = [candidate for candidate in candidates if _has_weights(candidate.module)]
-    composed = [candidate for candidate in weighty if any(True for _ in candidate.module.children())]
+    composed = [candidate for candidate in weighty if _has_parts(candidate.module)]
     weighty = composed if len(composed) > 1 else weighty
-    paths = {candidate.path for candidate in weighty}
-    return [candidate for candidate in weighty if not any(part in paths for part in _ancestors(candidate.path))]
-
-
-def _ancestors(path: str) -> list[str]:
-    parts = path.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]
+    parents = tuple(f"{candidate.path}." for candidate in weighty)
+    return [candidate for candidate in weighty if not candidate.path.startswith(parents)]
 
 
 def _has_weights(module: nn.Module) -> bool:
@@ -123,16 +118,19 @@ def _has_weights(module: nn.Module) -> bool:
     return any(parameter.ndim > 1 for parameter in module.parameters())
 
 
+def _has_parts(module: nn.Module) -> bool:
+    return any(True for _ in module.children())
+
+
 def _behind_activation(block: CandidateSite, candidates: Sequence[CandidateSite]) -> CandidateSite:
     """The last of the normalisations, activations and poolings that directly follow a single layer."""
-    if any(True for _ in block.module.children()):
+    if _has_parts(block.module):
         return block
     parent = block.path.rpartition(".")[0]
     place = block
     for follower in candidates[candidates.index(block) + 1 :]:
-        if follower.path.rpartition(".")[0] != parent or _has_weights(follower.module):
-            break
-        if not _only_smaller(place.shape, follower.shape):
+        elsewhere = follower.path.rpartition(".")[0] != parent
+        if elsewhere or _has_weights(follower.module) or not _only_smaller(place.shape, follower.shape):
             break
         place = follower
     return place

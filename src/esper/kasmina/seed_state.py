@@ -21,12 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina.blueprints import Blueprint, find_blueprint
-from esper.kasmina.growth import Growth
+from esper.kasmina.blueprints.registry import Blueprint, find_blueprint
+from esper.kasmina.growth import Growth, remove_pass_hooks
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import Slot
 from esper.kasmina.table import SlotTable
-from esper.kasmina.taps import Pass, Tap, remove_hooks
+from esper.kasmina.torch_private import remove_hooks, state_hooks
 from esper.leyline import InputError
 
 _PREFIX = "esper_seeds."
@@ -55,17 +54,13 @@ def carry_seeds(host: nn.Module, growth: Growth) -> None:
 
 def growth_on(host: nn.Module) -> Growth | None:
     """What grows on `host`; None if it carries no slots."""
-    return next((hook.growth for hook in host._state_dict_hooks.values() if isinstance(hook, _Save)), None)
+    return next((hook.growth for hook in state_hooks(host) if isinstance(hook, _Save)), None)
 
 
 def remove_slots(host: nn.Module) -> None:
     """Take slots and everything that knows of them off `host`; seeds go with them."""
-    for module in host.modules():
-        remove_hooks(module, (Slot, Tap, Pass))
-    for hooks in (host._state_dict_hooks, host._load_state_dict_pre_hooks):
-        for key, found in list(hooks.items()):
-            if isinstance(getattr(found, "hook", found), _Save | _Load):
-                del hooks[key]
+    remove_pass_hooks(host)
+    remove_hooks(host, (_Save, _Load))
 
 
 def leave_out_seeds(module: nn.Module) -> RemovableHandle:
@@ -169,14 +164,17 @@ def _table(seeds: Mapping[int, _SavedSeed], sites: tuple[Site, ...]) -> SlotTabl
 
 def _checked_weights(site: Site, seed: _SavedSeed) -> dict[str, Tensor]:
     """The weights of a seed, if a seed of its kind has just those."""
-    with torch.device("meta"):
-        expected = {name: tensor.shape for name, tensor in seed.blueprint.build(site.shape).state_dict().items()}
+    expected = {name: tensor.shape for name, tensor in seed.blueprint.outline(site.shape).state_dict().items()}
     dense = {name: t for name, t in seed.weights.items() if isinstance(t, Tensor) and t.layout == torch.strided}
     given = {name: tensor.shape for name, tensor in dense.items()}
-    if given != expected:
-        different = sorted(name for name in expected.keys() | given if expected.get(name) != given.get(name))
+    if different := differing(given, expected):
         raise InputError(
             f"the seed behind {site.path!r} in this state is no {seed.blueprint.name} of width {site.shape.width}: "
             f"{', '.join(different)} differ"
         )
     return seed.weights
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The names for which two mappings hold different values, or which only one of them has."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))

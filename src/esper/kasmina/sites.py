@@ -3,11 +3,13 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from typing import Literal, Self
 
 import torch
 from torch import nn
 
+from esper.kasmina.torch_private import BatchNorm, Convolution
 from esper.leyline import InputError
 
 
@@ -26,6 +28,8 @@ Reach = Literal["near", "far"]
 """From where a seed that connects reads: the input of the submodule of the slot before, or the earliest tensor."""
 Port = Literal["input", "output"]
 _CHANNEL_FAMILIES = {3: Family.CONV1D, 4: Family.CONV2D}
+FAMILY_BY_RANK = {2: Family.FEATURES, 4: Family.CONV2D}
+"""What the number of axes tells by itself, where no layer says anything."""
 _EXTENT_SIZES = {Family.CONV2D: (2,), Family.CONV1D: (1,), Family.FEATURES: (0, 1)}
 
 
@@ -82,13 +86,37 @@ class Source:
         return f"the {self.port} of {repr(self.path) if self.path else 'the model'}"
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place where a host can grow."""
+
+    path: str
+    """Name of the submodule behind which the slot sits."""
+    slot_id: str
+    shape: SiteShape
+    dtype: torch.dtype
+    """Of the submodule's output when the slot was grafted."""
+    sources: tuple[tuple[Reach, Source], ...] = ()
+    """What seeds of kinds that connect read here."""
+
+    def source_of(self, reads: Reach | None) -> Source | None:
+        """What a seed whose kind reads from there reads; None if that is the tensor at the slot itself."""
+        return dict(self.sources).get(reads) if reads else None
+
+
+def common_path(*paths: str) -> str:
+    """The innermost module that holds all these submodules, themselves included."""
+    levels = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
+
+
 def _channels(layer: nn.Module) -> int | None:
     """The size that `layer` gives axis 1 of its output, if it is of that kind."""
-    if isinstance(layer, nn.modules.conv._ConvNd):
+    if isinstance(layer, Convolution):
         return layer.out_channels
     if isinstance(layer, nn.GroupNorm):
         return layer.num_channels
-    return layer.num_features if isinstance(layer, nn.modules.batchnorm._NormBase) else None
+    return layer.num_features if isinstance(layer, BatchNorm) else None
 
 
 def _features(layer: nn.Module) -> int | None:
@@ -102,7 +130,7 @@ def _features(layer: nn.Module) -> int | None:
 
 def _reads_channels(layer: nn.Module) -> int | None:
     """The size that axis 1 of the input of `layer` must have, if it is of that kind."""
-    return layer.in_channels if isinstance(layer, nn.modules.conv._ConvNd) else _channels(layer)
+    return layer.in_channels if isinstance(layer, Convolution) else _channels(layer)
 
 
 def _reads_features(layer: nn.Module) -> int | None:
@@ -130,14 +158,15 @@ def infer_family(module: nn.Module, shape: tuple[int, ...]) -> Family:
     axes decide. Where they contradict each other, or where there are none and the rank alone does not
     tell, the answer is an error: a wrong guess would grow along the wrong axis.
     """
+    channels = [size for layer in module.modules() if (size := _channels(layer))]
     readings = {Family.FEATURES for layer in module.modules() if _features(layer) == shape[-1]}
-    if any(_channels(layer) == shape[1] for layer in module.modules()):
+    if shape[1] in channels:
         readings.add(_CHANNEL_FAMILIES.get(len(shape), Family.FEATURES))
     if len(readings) == 1 and len(shape) <= 4:
         return readings.pop()
-    if not readings and len(shape) in (2, 4):
-        return Family.FEATURES if len(shape) == 2 else Family.CONV2D
-    if readings == {Family.FEATURES} and not any(_channels(layer) for layer in module.modules()):
+    if not readings and len(shape) in FAMILY_BY_RANK:
+        return FAMILY_BY_RANK[len(shape)]
+    if readings == {Family.FEATURES} and not channels:
         return Family.FEATURES
     raise InputError(
         f"it does not tell which axis of its output of shape {list(shape)} is the width; say so with "
@@ -157,21 +186,3 @@ def site_shape(family: Family, shape: tuple[int, ...], batch: int) -> SiteShape:
     if len(shape) != 2 + _EXTENT_SIZES[family][0]:
         raise InputError(f"its output of shape {list(shape)} does not fit the family {family}")
     return SiteShape(family, shape[1], shape[2:])
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """One place where a host can grow."""
-
-    path: str
-    """Name of the submodule behind which the slot sits."""
-    slot_id: str
-    shape: SiteShape
-    dtype: torch.dtype
-    """Of the submodule's output when the slot was grafted."""
-    sources: tuple[tuple[Reach, Source], ...] = ()
-    """What seeds of kinds that connect read here."""
-
-    def source_of(self, reads: Reach | None) -> Source | None:
-        """What a seed whose kind reads from there reads; None if that is the tensor at the slot itself."""
-        return dict(self.sources).get(reads) if reads else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.taps import Tap, fit_positions
+from esper.kasmina.torch_private import writes_into
 from esper.leyline import InputError
 
 
@@ -122,7 +123,7 @@ class Slot(nn.Module):
         self._original = None
 
     def _version_now(self) -> int:
-        return self._witness[0]._version if self._witness else 0
+        return writes_into(self._witness[0]) if self._witness else 0
 
     def _warn_if_left_behind(self) -> None:
         """Say so if this is the slot of a copy that is being updated, as averages of weights are, but does not grow."""
@@ -151,7 +152,9 @@ class Slot(nn.Module):
             return _mix(h, self.alpha, self._delta(h))
         if self.mode is SlotMode.ISOLATED and torch.is_grad_enabled():
             delta = self._delta(h, isolated=True)
-            return None if delta is None else _pass_gradient(h, delta)
+            if delta is not None:
+                passed: Tensor = _PassGradient.apply(h, delta.to(h.dtype))  # type: ignore[no-untyped-call]
+                return passed
         return None
 
     def _delta(self, h: Tensor, *, isolated: bool = False) -> Tensor | None:
@@ -175,11 +178,6 @@ class Slot(nn.Module):
 def _mix(h: Tensor, alpha: Tensor | float, delta: Tensor | None) -> Tensor | None:
     # Under autocast a residual may be wider than its host.
     return None if delta is None else h + (alpha * delta).to(h.dtype)
-
-
-def _pass_gradient(h: Tensor, delta: Tensor) -> Tensor:
-    result: Tensor = _PassGradient.apply(h, delta.to(h.dtype))  # type: ignore[no-untyped-call]
-    return result
 
 
 def _other_output(module: nn.Module, output: Any) -> str:

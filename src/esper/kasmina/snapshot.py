@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.blueprints.registry import find_blueprint
 from esper.kasmina.graft import GraftedModel
 from esper.kasmina.optimizer_groups import SLOT_KEY
+from esper.kasmina.seed_state import differing
 from esper.kasmina.table import SlotTable
 from esper.leyline import InputError
 
@@ -106,8 +107,7 @@ def check_snapshot(model: GraftedModel, snapshot: Snapshot) -> None:
     saved = {name: tensor.shape for name, tensor in snapshot.tensors.items() if name.startswith("host.")}
     parameters = {f"host.{name}": p.shape for name, p in model.host.named_parameters()}
     present = parameters | {f"host.{name}": saved.get(f"host.{name}") for name, _ in model.host.named_buffers()}
-    if saved != present:
-        different = sorted(name for name in saved.keys() | present if saved.get(name) != present.get(name))
+    if different := differing(saved, present):
         raise InputError(f"the snapshot is not of this host: {', '.join(different[:3])} differ")
     _check_seeds(model, snapshot)
     if model.optimizer is not None:
@@ -123,14 +123,12 @@ def _check_seeds(model: GraftedModel, snapshot: Snapshot) -> None:
     buffers = {name for name, _ in model.named_buffers()}
     for index, (site, kind) in enumerate(zip(model.sites, snapshot.table.blueprint[0].tolist(), strict=True)):
         if kind:
-            with torch.device("meta"):
-                seed = find_blueprint(site.shape.family, kind).build(site.shape)
+            seed = find_blueprint(site.shape.family, kind).outline(site.shape)
             expected |= {f"slots.{index}.seed.{name}": p.shape for name, p in seed.named_parameters()}
             buffers |= {f"slots.{index}.seed.{name}" for name, _ in seed.named_buffers()}
     own = {name: tensor.shape for name, tensor in snapshot.tensors.items() if not name.startswith("host.")}
     saved = {name: shape for name, shape in own.items() if name not in buffers}
-    if saved != expected:
-        different = sorted(name for name in saved.keys() | expected if saved.get(name) != expected.get(name))
+    if different := differing(saved, expected):
         raise InputError(f"the snapshot is not of these slots: {', '.join(different[:3])} differ")
 
 

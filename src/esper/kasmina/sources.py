@@ -1,12 +1,11 @@
 """Finding what a slot could be connected with: tensors earlier in the same forward pass that can be joined to it."""
 
-from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from esper.kasmina.probe import Example, batch_size
-from esper.kasmina.sites import Family, Port, Reach, SiteShape, Source, family_at, site_shape
+from esper.kasmina.sites import FAMILY_BY_RANK, Family, Port, Reach, SiteShape, Source, family_at, site_shape
 from esper.kasmina.trace import Event, Trace, trace_passes
 from esper.leyline import InputError, unknown_name
 
@@ -24,13 +23,6 @@ def find_sources(
     sequences = any(site.family is Family.FEATURES and site.extent for site in sites.values())
     finder = _Finder(model, sites, trace_passes(model, example, sequences=sequences), batch_size(model, example))
     return {path: finder.choose(path, (asked or {}).get(path, {})) for path in sites}
-
-
-def params_around(model: nn.Module, paths: Sequence[str]) -> int:
-    """Parameters of the smallest part of `model` that holds all these submodules."""
-    parents = [path.split(".")[:-1] for path in paths]
-    shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))]
-    return sum(parameter.numel() for parameter in model.get_submodule(".".join(shared)).parameters())
 
 
 class _Finder:
@@ -139,17 +131,23 @@ class _Finder:
         # By its axes alone only what cannot be a mask: what a submodule returns, or all that the model is given.
         inputs = [event for event in trace.events if event.path == "" and event.port == "input"]
         no_mask = any(event.port == "output" for event in touching) or (len(inputs) == 1 and inputs[0] in touching)
-        if not readings and no_mask and len(shape) in (2, 4):
-            return Family.FEATURES if len(shape) == 2 else Family.CONV2D
+        if not readings and no_mask and len(shape) in FAMILY_BY_RANK:
+            return FAMILY_BY_RANK[len(shape)]
         return readings.pop() if len(readings) == 1 else None
 
     def _other_shape(self, first: Event, event: Event, target: Event) -> str | None:
         """Why tensors of these shapes cannot be joined, or None; `first` is the event in the first pass."""
-        family = self._sites[target.path].family
+        family, source, site = self._sites[target.path].family, tuple(event.tensor.shape), tuple(target.tensor.shape)
         axis = -1 if family is Family.FEATURES else 1
-        if first.tensor.shape[axis] != event.tensor.shape[axis]:
+        if first.tensor.shape[axis] != source[axis]:
             return "its width is not the same in all passes"
-        return _mismatch(tuple(event.tensor.shape), tuple(target.tensor.shape), family, self._batch)
+        if len(source) != len(site) or source[0] != site[0] or (self._batch and source[0] != self._batch):
+            return f"its shape is {list(source)}, that of the slot {list(site)}: axes or batches differ"
+        if family is Family.FEATURES and source[:-1] != site[:-1]:
+            return f"its shape is {list(source)}, that of the slot {list(site)}: positions differ"
+        if not self._batch and family is not Family.FEATURES:
+            return "the model takes time first, so samples could be mixed"
+        return None
 
 
 def _unrelated(event: Event, target: Event) -> str | None:
@@ -162,17 +160,6 @@ def _unrelated(event: Event, target: Event) -> str | None:
 def _apart(one: str, other: str) -> bool:
     """Whether neither of two submodules is a part of the other."""
     return not f"{one}.".startswith(f"{other}.") and not f"{other}.".startswith(f"{one}.")
-
-
-def _mismatch(source: tuple[int, ...], target: tuple[int, ...], family: Family, batch: int) -> str | None:
-    """Why tensors of these shapes cannot be joined, or None."""
-    if len(source) != len(target) or source[0] != target[0] or (batch and source[0] != batch):
-        return f"its shape is {list(source)}, that of the slot {list(target)}: axes or batches differ"
-    if family is Family.FEATURES and source[:-1] != target[:-1]:
-        return f"its shape is {list(source)}, that of the slot {list(target)}: positions differ"
-    if not batch and family is not Family.FEATURES:
-        return "the model takes time first, so samples could be mixed"
-    return None
 
 
 def _check_asked(model: nn.Module, sites: Mapping[str, SiteShape], asked: Sources) -> None:

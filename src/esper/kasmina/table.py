@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self, get_type_hints
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints import blueprints_of, num_blueprints
+from esper.kasmina.blueprints.registry import blueprints_of, num_blueprints
 from esper.kasmina.sites import SiteShape
 from esper.leyline import (
     EPOCHS_TO_DECIDE,
@@ -22,49 +22,65 @@ from esper.leyline import (
     Stage,
 )
 
+MEASUREMENTS_BEFORE_CULL: Final = 2
+"""Counterfactuals a seed is given, once it is blended in or being so, before it may be culled."""
+OP_TARGETS: Final = {Op.GERMINATE: Stage.GERMINATED, Op.FOSSILIZE: Stage.FOSSILIZED, Op.CULL: Stage.CULLED}
+"""The stage that each op moves its slot into; WAIT moves nothing."""
+UNLIMITED = torch.iinfo(torch.int64).max
+"""A parameter budget that never binds."""
 NOT_MEASURED = float("nan")
 _COUNTS = ("epochs_in_stage", "blend_epoch", "pauses", "holds", "measurements", "params")
 _MOST = 2**53
 """More than any count comes to."""
 _OCCUPIED_CODES = torch.tensor([Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED])
 """Stages in which a slot holds a seed."""
+_TIME_NEEDED = torch.tensor([EPOCHS_TO_DECIDE[blend] for blend in Blend])
+_PROTECTED_CODES = torch.tensor([Stage.BLENDING, Stage.HOLDING])
+_ALLOWING = {
+    op: torch.tensor([Mover.ACTION in TRANSITIONS.get((stage, target), Mover(0)) for stage in Stage])
+    for op, target in OP_TARGETS.items()
+}
+"""For each op, `[8]` bool: the stages from which the transition table lets it move a slot."""
 
 
 @dataclass(slots=True)
 class SlotTable:
-    """Struct of arrays over N hosts and S slots; every field is `[N, S]`. NaN means not measured."""
+    """Struct of arrays over N hosts and S slots; every field is `[N, S]`. NaN means not measured.
 
-    stage: Tensor
+    Columns are annotated with what they hold for an empty slot; the type of that is the type of the column.
+    """
+
+    stage: Annotated[Tensor, Stage.DORMANT.value]
     """Stage codes."""
-    alpha: Tensor
+    alpha: Annotated[Tensor, 0.0]
     """Blending weight in the epoch to come."""
-    blueprint: Tensor
+    blueprint: Annotated[Tensor, NO_BLUEPRINT]
     """Blueprint ids from 1 on; 0 where the slot is empty."""
-    blend: Tensor
+    blend: Annotated[Tensor, 0]
     """Blend codes of the seeds."""
-    epochs_in_stage: Tensor
+    epochs_in_stage: Annotated[Tensor, 0]
     """Epochs finished since the stage was entered."""
-    blend_epoch: Tensor
+    blend_epoch: Annotated[Tensor, 0]
     """Which epoch of the blending schedule sets alpha, 1 to 3; 0 before blending."""
-    pauses: Tensor
+    pauses: Annotated[Tensor, 0]
     """How often a gated blend has stood still."""
-    holds: Tensor
+    holds: Annotated[Tensor, 0]
     """How often alpha has held because the next one would have cost too much."""
-    healthy: Tensor
+    healthy: Annotated[Tensor, True]
     """Whether every epoch in which the seed had to learn had a finite loss and a seed gradient."""
-    measurements: Tensor
+    measurements: Annotated[Tensor, 0]
     """Counterfactuals taken since alpha rose above 0."""
-    proven: Tensor
+    proven: Annotated[Tensor, False]
     """Whether the seed has been measured at alpha 1."""
-    contribution: Tensor
+    contribution: Annotated[Tensor, NOT_MEASURED]
     """Validation score with the seed minus without it, in the last epoch."""
-    score_at_germination: Tensor
+    score_at_germination: Annotated[Tensor, NOT_MEASURED]
     """Validation score of the host when the seed was germinated."""
-    improvement: Tensor
+    improvement: Annotated[Tensor, NOT_MEASURED]
     """Validation score in the last epoch minus that at germination: seed and host together."""
-    seed_grad_norm: Tensor
+    seed_grad_norm: Annotated[Tensor, NOT_MEASURED]
     """Gradient norm of the seed in the last epoch."""
-    params: Tensor
+    params: Annotated[Tensor, 0]
     """Parameters that the seed adds."""
 
     @classmethod
@@ -75,11 +91,11 @@ class SlotTable:
     def from_columns(cls, columns: Mapping[str, Any], num_slots: int) -> Self:
         """The table of one host from its saved columns; anything that no table could hold is refused by name."""
         if not isinstance(columns, Mapping) or set(columns) != set(_DORMANT):
-            raise InputError(f"a slot table has the columns {', '.join(_DORMANT)}; these are {_names(columns)}")
+            given = ", ".join(map(str, columns)) if isinstance(columns, Mapping) else f"a {type(columns).__name__}"
+            raise InputError(f"a slot table has the columns {', '.join(_DORMANT)}; these are {given}")
         expected = cls.empty(1, num_slots).columns()
         for name, empty in expected.items():
-            given = columns[name]
-            if not isinstance(given, Tensor) or _form(given) != _form(empty):
+            if not isinstance(columns[name], Tensor) or _form(columns[name]) != _form(empty):
                 raise InputError(f"column {name!r} of the slot table must be {empty.dtype} of shape {[1, num_slots]}")
         table = cls(**{name: columns[name].clone() for name in expected})
         table._check_values()
@@ -158,40 +174,12 @@ class SlotTable:
 
 
 _DORMANT: dict[str, Any] = {
-    "stage": Stage.DORMANT.value,
-    "alpha": 0.0,
-    "blueprint": NO_BLUEPRINT,
-    "blend": 0,
-    "epochs_in_stage": 0,
-    "blend_epoch": 0,
-    "pauses": 0,
-    "holds": 0,
-    "healthy": True,
-    "measurements": 0,
-    "proven": False,
-    "contribution": NOT_MEASURED,
-    "score_at_germination": NOT_MEASURED,
-    "improvement": NOT_MEASURED,
-    "seed_grad_norm": NOT_MEASURED,
-    "params": 0,
+    name: hint.__metadata__[0] for name, hint in get_type_hints(SlotTable, include_extras=True).items()
 }
-"""What every column holds for an empty slot; the types of these values set the types of the columns."""
 
 
 def _form(column: Tensor) -> tuple[torch.Size, torch.dtype, torch.layout]:
     return column.shape, column.dtype, column.layout
-
-
-def _names(columns: object) -> str:
-    return ", ".join(map(str, columns)) if isinstance(columns, Mapping) else f"a {type(columns).__name__}"
-
-
-MEASUREMENTS_BEFORE_CULL: Final = 2
-"""Counterfactuals a seed is given, once it is blended in or being so, before it may be culled."""
-OP_TARGETS: Final = {Op.GERMINATE: Stage.GERMINATED, Op.FOSSILIZE: Stage.FOSSILIZED, Op.CULL: Stage.CULLED}
-"""The stage that each op moves its slot into; WAIT moves nothing."""
-UNLIMITED = torch.iinfo(torch.int64).max
-"""A parameter budget that never binds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +206,7 @@ class Catalogue:
     def planted_flops(self, table: SlotTable) -> Tensor:
         """`[N, S]`: what the seed in each slot adds to a forward pass of one sample; 0 without a seed."""
         chosen = (table.blueprint - 1).clamp(min=0)
-        flops = self.flops.expand(table.shape[0], -1, -1).gather(2, chosen[..., None])[..., 0]
+        flops = self.flops[torch.arange(table.shape[1]), chosen]
         return torch.where(table.blueprint == NO_BLUEPRINT, 0, flops)
 
 
@@ -258,16 +246,6 @@ class ActionMasks:
         return ActionMasks(slot.any(2), slot, self.blueprint, self.blend)
 
 
-def _stages_allowing(op: Op) -> Tensor:
-    """`[8]` bool: the stages from which the transition table lets `op` move a slot."""
-    return torch.tensor([Mover.ACTION in TRANSITIONS.get((stage, OP_TARGETS[op]), Mover(0)) for stage in Stage])
-
-
-_ALLOWING = {op: _stages_allowing(op) for op in OP_TARGETS}
-_TIME_NEEDED = torch.tensor([EPOCHS_TO_DECIDE[blend] for blend in Blend])
-_PROTECTED_STAGES = torch.tensor([Stage.BLENDING, Stage.HOLDING])
-
-
 def action_masks(
     table: SlotTable, catalogue: Catalogue, budget: Tensor, epochs_left: Tensor | None = None
 ) -> ActionMasks:
@@ -287,7 +265,7 @@ def action_masks(
     slot[:, Op.GERMINATE] = _ALLOWING[Op.GERMINATE][table.stage] & blueprint.any(2) & blend.any(1)[:, None]
     slot[:, Op.FOSSILIZE] = _ALLOWING[Op.FOSSILIZE][table.stage] & table.proven
     # A seed gets its chance: it is safe until it has been measured often enough.
-    protected = torch.isin(table.stage, _PROTECTED_STAGES) & (table.measurements < MEASUREMENTS_BEFORE_CULL)
+    protected = torch.isin(table.stage, _PROTECTED_CODES) & (table.measurements < MEASUREMENTS_BEFORE_CULL)
     slot[:, Op.CULL] = _ALLOWING[Op.CULL][table.stage] & ~protected
 
     return ActionMasks(slot.any(2), slot, blueprint, blend)

@@ -1,4 +1,7 @@
-"""Joining a branch to a tensor further on. This file is copied into emitted code, so it uses nothing but torch."""
+"""Taps: how a seed that connects gets the earlier tensor it reads, and how its output is joined to a later one.
+
+`fit_positions` and `Argument` are copied into emitted code, so they use nothing but torch.
+"""
 
 import inspect
 import sys
@@ -128,17 +131,3 @@ def lay_taps(host: nn.Module, sources: set[Source]) -> Pass:
             module.register_forward_hook(tap.after)
         whole.taps.append(tap)
     return whole
-
-
-def remove_hooks(module: nn.Module, kinds: tuple[type, ...]) -> None:
-    """Take the hooks around the forward pass off `module` that are bound to an object of these kinds."""
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), kinds):
-                del hooks[key]
-                for flags in (
-                    module._forward_hooks_always_called,
-                    module._forward_hooks_with_kwargs,
-                    module._forward_pre_hooks_with_kwargs,
-                ):
-                    flags.pop(key, None)

@@ -1,4 +1,7 @@
-"""Every name private to torch that is used above kasmina, so that a new release of torch has one file to break."""
+"""The names private to torch that kasmina and the packages above it use, so that a new release has one file to break.
+
+Clipping of gradients is here too, because it is built on them.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,11 +10,58 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
+# Common parents of layers; torch's public names are only their children.
 DROPOUT: type[nn.Module] = nn.modules.dropout._DropoutNd
-"""The common parent of all dropout layers; torch's public names are only its children."""
+Convolution = nn.modules.conv._ConvNd
+BatchNorm = nn.modules.batchnorm._NormBase
+
+
+def own_parameters(module: nn.Module) -> dict[str, Any]:
+    """A module's own parameters by name, to be exchanged in place.
+
+    `functional_call` does that too, but looks every name up again at each call.
+    """
+    return module._parameters
+
+
+def own_children(module: nn.Module) -> dict[str, Any]:
+    """A module's children by name, to be exchanged in place. `named_children` leaves out one that comes twice."""
+    return module._modules
+
+
+def state_hooks(module: nn.Module) -> list[Any]:
+    """The hooks that run when the state dict of `module` is made."""
+    return list(module._state_dict_hooks.values())
+
+
+def remove_hooks(module: nn.Module, kinds: tuple[type, ...]) -> None:
+    """Take the hooks off `module` that are objects of these kinds, or bound to one; torch gives handles alone."""
+    of_pass = (module._forward_hooks, module._forward_pre_hooks)
+    of_state = (module._state_dict_hooks, module._load_state_dict_pre_hooks)
+    flags = (module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs)
+    for hooks in (*of_pass, *of_state):
+        for key, hook in list(hooks.items()):
+            plain = getattr(hook, "hook", hook)  # torch wraps hooks that load
+            if isinstance(getattr(plain, "__self__", plain), kinds):
+                for known in (hooks, *flags, module._forward_hooks_always_called):
+                    known.pop(key, None)
+
+
+def writes_into(tensor: Tensor) -> int:
+    """How often something was written into the tensor in place."""
+    return tensor._version
+
+
+def storage_id(tensor: Tensor) -> int:
+    """What a tensor has in common with its views, as long as one of them lives."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def tensor_norms(tensors: Tensors) -> tuple[Tensor, ...]:
@@ -50,14 +100,6 @@ def sgd_step(
         lr=lr, weight_decay=weight_decay, momentum=momentum, dampening=0.0, nesterov=False, maximize=False,
         is_first_step=False,
     )  # fmt: skip
-
-
-def own_parameters(module: nn.Module) -> dict[str, Any]:
-    """A module's own parameters by name, to be exchanged in place.
-
-    `functional_call` does that too, but looks every name up again at each call.
-    """
-    return module._parameters
 
 
 def unwrapped(network: nn.Module) -> nn.Module:

@@ -1,19 +1,19 @@
 """Watching forward passes: which submodule is given and returns which tensor, when, and what each was made from."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina.keeping import keeping_random_state, modes_of, set_modes
-from esper.kasmina.probe import Example, call_with
+from esper.kasmina.probe import Example, call_with, split_example
 from esper.kasmina.sites import Port
+from esper.kasmina.torch_private import TorchDispatchMode, storage_id, tree_leaves, tree_map_only, writes_into
 
 _MOST_INPUTS = 5
 """Of so many inputs of one length all combinations are shortened; of more, only those of the first ones."""
@@ -38,7 +38,7 @@ class Event:
 
     @property
     def changed(self) -> bool:
-        return self.tensor._version != self.version
+        return writes_into(self.tensor) != self.version
 
     @property
     def from_example(self) -> bool:
@@ -77,13 +77,13 @@ class _Flow(TorchDispatchMode):
     def mark(self, results: Any, bits: int) -> None:
         """Note that `results` were made from what these bits stand for, too."""
         for tensor in _plain_tensors(results):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._bits:
-                self._alive.append(storage)
-            self._bits[storage._cdata] = self._bits.get(storage._cdata, 0) | bits
+            key = storage_id(tensor)
+            if key not in self._bits:
+                self._alive.append(tensor.untyped_storage())
+            self._bits[key] = self._bits.get(key, 0) | bits
 
     def of(self, tensor: Tensor) -> int:
-        return self._bits.get(tensor.untyped_storage()._cdata, 0)
+        return self._bits.get(storage_id(tensor), 0)
 
 
 class _Unknown(_Flow):
@@ -123,7 +123,7 @@ class Trace:
     def add(self, path: str, port: Port, argument: int | str, tensor: Tensor) -> None:
         index, in_graph = len(self.events), torch.is_grad_enabled()
         self.flow.mark(tensor, _bit(index))
-        event = Event(index, path, port, argument, tensor, tensor._version, in_graph, self.flow.of(tensor))
+        event = Event(index, path, port, argument, tensor, writes_into(tensor), in_graph, self.flow.of(tensor))
         self.events.append(event)
         self._first.setdefault((path, port), event)
         self._first.setdefault((path, port, argument), event)
@@ -167,19 +167,18 @@ def trace_passes(model: nn.Module, example: Example, *, sequences: bool) -> list
 
 def _tracked(example: Example) -> Example:
     """The example, with copies of tensors that were made in inference mode, which no gradients can be recorded with."""
-    plain = example if isinstance(example, Tensor) else dict(example) if isinstance(example, Mapping) else list(example)
+    args, kwargs = split_example(example)
     with torch.inference_mode(False):
         tracked: Example = tree_map_only(
-            Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, plain
+            Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, kwargs or list(args)
         )
     return tracked
 
 
 def _other_lengths(example: Example) -> Iterator[Example]:
     """The example with some of the inputs of one length shortened: those of an encoder, say, and not of its decoder."""
-    if isinstance(example, Tensor):
-        return
-    inputs: dict[Any, Any] = dict(example) if isinstance(example, Mapping) else dict(enumerate(example))
+    args, kwargs = split_example(example)
+    inputs: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     sizes = {name: value.shape[1] for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim > 1}
     for size in sorted(set(sizes.values())):
         alike = [name for name in sizes if sizes[name] == size][:_MOST_INPUTS]
@@ -187,7 +186,7 @@ def _other_lengths(example: Example) -> Iterator[Example]:
         for count in range(1, len(alike)) if size > 2 else ():
             for chosen in combinations(alike[1:], count):
                 shorter = inputs | {name: inputs[name][:, 1:] for name in chosen}
-                yield shorter if isinstance(example, Mapping) else list(shorter.values())
+                yield shorter if kwargs else list(shorter.values())
 
 
 def _trace(model: nn.Module, example: Example) -> Trace:
@@ -225,25 +224,19 @@ def _watching(model: nn.Module, trace: Trace) -> Iterator[None]:
             if isinstance(value, Tensor) and not value.is_nested and value.ndim >= 2:
                 trace.add(path, port, argument, value)
 
-    def before(path: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            trace.calls[path] = trace.calls.get(path, 0) + 1
-            trace.began.setdefault(path, len(trace.events))
-            note(path, "input", [*enumerate(args), *kwargs.items()])
+    def before(path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        trace.calls[path] = trace.calls.get(path, 0) + 1
+        trace.began.setdefault(path, len(trace.events))
+        note(path, "input", [*enumerate(args), *kwargs.items()])
 
-        return hook
-
-    def behind(path: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            trace.flow.lead((args, kwargs), output)  # also where a kernel of its own made it
-            note(path, "output", [(0, output)])
-
-        return hook
+    def behind(path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        trace.flow.lead((args, kwargs), output)  # also where a kernel of its own made it
+        note(path, "output", [(0, output)])
 
     with ExitStack() as stack:
         for path, module in model.named_modules(remove_duplicate=False):
-            stack.callback(module.register_forward_pre_hook(before(path), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(behind(path), with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(partial(before, path), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(partial(behind, path), with_kwargs=True).remove)
         yield
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.kasmina.blueprints import blueprints_of
+from esper.kasmina import blueprints_of
 from esper.kasmina.sites import Family
 from esper.leyline import Blend
 from tests.api.growing.builders import Script, assert_same, germinate, grow, make_data, make_grower, make_mlp, train

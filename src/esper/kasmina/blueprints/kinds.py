@@ -1,14 +1,11 @@
 """All kinds of seed: those that refine the tensor at their slot, and branches that connect an earlier one with it.
 
-Blueprints for feature maps, in one and two dimensions.
+Kinds that refine have smooth activations and no bias in front of a normalisation: both would leave tensors without
+gradient. Their normalisations keep no running statistics; in feature maps they are over all channels and positions.
 
-Activations are smooth and no bias stands in front of a normalisation: both would leave tensors without
-gradient.
-
-Blueprints that connect: two layers from a tensor earlier in the pass to the site, past everything in between.
-
-Each comes in two widths. Inside there is a ReLU and no normalisation. Where the last layer is born zero, its own
-gradient is not, so everything in front of it learns from the second step on.
+A branch is two layers from a tensor earlier in the pass to the site, past everything in between, with a ReLU inside and
+no normalisation. Each comes in two widths. Where the last layer is born zero, its own gradient is not, so everything in
+front of it learns from the second step on.
 """
 
 import math
@@ -23,6 +20,16 @@ from esper.kasmina.sites import Family, Reach, SiteShape
 
 MIN_BOTTLENECK = 4
 """Narrower bottlenecks often die before they learn."""
+_MAX_HEADS = 4
+_KERNEL = {Family.CONV1D: 5, Family.CONV2D: 3}
+"""Of depthwise and heavy seeds and of branches: in one dimension a wide kernel costs little."""
+_CONV: dict[Family, Any] = {Family.CONV1D: nn.Conv1d, Family.CONV2D: nn.Conv2d}
+_MAX_MIXED_POSITIONS = 256
+_NARROW = 1 / 6
+_WIDE = 1 / 3
+"""Shares of the parameters around the slots that a branch of either width costs, about."""
+_MAX_STRIDE = 4
+"""Of one layer; what is left is pooled."""
 
 
 class ScaledSeed(nn.Module):
@@ -58,27 +65,24 @@ def can_normalise(site: SiteShape) -> bool:
     return site.width > 1 if site.family is Family.FEATURES else site.width * site.positions > 1
 
 
-def group_norm(width: int) -> nn.GroupNorm:
-    """Normalisation over all channels and positions of a sample; keeps no running statistics."""
-    return nn.GroupNorm(1, width)
-
-
-_MAX_HEADS = 4
-
-
 @blueprint(Family.FEATURES, 1, "norm", "normalises features anew", fits=can_normalise)
-class FeatureNorm(nn.Module):
-    """A layer normalisation whose own weight is the output scale."""
+@blueprint(Family.CONV1D, 1, "norm", "normalises channels anew", fits=can_normalise)
+@blueprint(Family.CONV2D, 1, "norm", "normalises channels anew", fits=can_normalise)
+class Norm(nn.Module):
+    """A normalisation whose own weight is the output scale."""
 
     def __init__(self, site: SiteShape) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(site.width)
+        features = site.family is Family.FEATURES
+        self.norm: nn.LayerNorm | nn.GroupNorm = nn.LayerNorm(site.width) if features else nn.GroupNorm(1, site.width)
 
     def silence(self) -> None:
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, h: Tensor) -> Tensor:
-        result: Tensor = self.norm(h)
+        # An isolated seed sees a detached input, and torch's backward of GroupNorm crashes the process on
+        # a channels-last tensor that needs no gradient.
+        result: Tensor = self.norm(h if h.requires_grad else h.contiguous())
         return result
 
 
@@ -163,33 +167,9 @@ class CausalAttention(ScaledSeed):
         return self.scaled(self.out(mixed.transpose(1, 2).flatten(2)))
 
 
-_KERNEL = {Family.CONV1D: 5, Family.CONV2D: 3}
-"""Of depthwise and heavy seeds: in one dimension a wide kernel costs little."""
-_MAX_MIXED_POSITIONS = 256
-
-
 def _conv(site: SiteShape, inputs: int, outputs: int, kernel: int, *, groups: int = 1, bias: bool = True) -> nn.Module:
-    kind = nn.Conv1d if site.family is Family.CONV1D else nn.Conv2d
-    return kind(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=bias)
-
-
-@blueprint(Family.CONV1D, 1, "norm", "normalises channels anew", fits=can_normalise)
-@blueprint(Family.CONV2D, 1, "norm", "normalises channels anew", fits=can_normalise)
-class Norm(nn.Module):
-    """A normalisation whose own weight is the output scale."""
-
-    def __init__(self, site: SiteShape) -> None:
-        super().__init__()
-        self.norm = group_norm(site.width)
-
-    def silence(self) -> None:
-        nn.init.zeros_(self.norm.weight)
-
-    def forward(self, h: Tensor) -> Tensor:
-        # An isolated seed sees a detached input, and torch's backward of GroupNorm crashes the process on
-        # a channels-last tensor that needs no gradient.
-        result: Tensor = self.norm(h if h.requires_grad else h.contiguous())
-        return result
+    made: nn.Module = _CONV[site.family](inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=bias)
+    return made
 
 
 @blueprint(Family.CONV2D, 2, "channel_attention", "weighs channels by the whole map")
@@ -217,7 +197,7 @@ class Depthwise(ScaledSeed):
         super().__init__()
         width = site.width
         self.depthwise = _conv(site, width, width, _KERNEL[site.family], groups=width, bias=False)
-        self.norm = group_norm(width)
+        self.norm = nn.GroupNorm(1, width)
         self.pointwise = _conv(site, width, width, 1)
         self.scale = output_scale(site)
 
@@ -234,7 +214,7 @@ class LightConv(ScaledSeed):
         super().__init__()
         hidden = bottleneck(site.width, 4)
         self.down = _conv(site, site.width, hidden, 1, bias=False)
-        self.norm = group_norm(hidden)
+        self.norm = nn.GroupNorm(1, hidden)
         self.conv = _conv(site, hidden, hidden, 3)
         self.up = _conv(site, hidden, site.width, 1)
         self.scale = output_scale(site)
@@ -251,10 +231,9 @@ class HeavyConv(ScaledSeed):
 
     def __init__(self, site: SiteShape) -> None:
         super().__init__()
-        width = site.width
-        kernel = _KERNEL[site.family]
+        width, kernel = site.width, _KERNEL[site.family]
         self.first = _conv(site, width, width, kernel, bias=False)
-        self.norm = group_norm(width)
+        self.norm = nn.GroupNorm(1, width)
         self.second = _conv(site, width, width, kernel)
         self.scale = output_scale(site)
 
@@ -275,21 +254,13 @@ class PositionMixing(ScaledSeed):
     def __init__(self, site: SiteShape) -> None:
         super().__init__()
         length = site.positions
-        hidden = 2 * length
-        self.norm = group_norm(site.width)
-        self.spread = nn.Linear(length, hidden)
-        self.gather = nn.Linear(hidden, length)
+        self.norm = nn.GroupNorm(1, site.width)
+        self.spread = nn.Linear(length, 2 * length)
+        self.gather = nn.Linear(2 * length, length)
         self.scale = output_scale(site)
 
     def forward(self, h: Tensor) -> Tensor:
         return self.scaled(self.gather(F.silu(self.spread(self.norm(h)))))
-
-
-_NARROW = 1 / 6
-_WIDE = 1 / 3
-"""Shares of the parameters around the slots that a branch of either width costs, about."""
-_MAX_STRIDE = 4
-"""Of one layer; what is left is pooled."""
 
 
 class Branch(nn.Module):
@@ -333,7 +304,7 @@ def _convolutions(source: SiteShape, site: SiteShape, share: float) -> tuple[nn.
     first_kernel = tuple(max(_KERNEL[site.family], _odd(stride)) for stride in first_stride)
     second_kernel = tuple(max(3, _odd(stride)) for stride in second_stride)
     hidden = _hidden(site, share, source.width * math.prod(first_kernel) + 1 + site.width * math.prod(second_kernel))
-    conv: Any = nn.Conv1d if site.family is Family.CONV1D else nn.Conv2d
+    conv = _CONV[site.family]
     return (
         conv(source.width, hidden, first_kernel, first_stride, _same(first_kernel)),
         conv(hidden, site.width, second_kernel, second_stride, _same(second_kernel)),

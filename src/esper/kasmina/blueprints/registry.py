@@ -46,8 +46,7 @@ class Blueprint:
     """The source that its seeds connect with the site; None for kinds that refine the tensor at the site itself."""
 
     def input_shape(self, site: SiteShape) -> SiteShape:
-        source = None if self.reads is None else site.source(self.reads)
-        return site if source is None else source
+        return (site.source(self.reads) if self.reads else None) or site
 
     def build(self, site: SiteShape, silent: bool = True) -> nn.Module:
         """A fresh module for `site`, initialised from torch's global random state.
@@ -63,16 +62,20 @@ class Blueprint:
             silence()
         return module
 
+    def outline(self, site: SiteShape) -> nn.Module:
+        """A module for `site` on the `meta` device, which tells names and shapes and takes no memory."""
+        with torch.device("meta"):
+            return self.build(site)
+
     def cost(self, site: SiteShape) -> Cost:
-        """Parameters and FLOPs of a seed at `site`, measured on the module itself without allocating it."""
+        """Parameters and FLOPs of a seed at `site`, measured on its outline."""
         return _measure_cost(self, site)
 
 
 @lru_cache(maxsize=4096)
 def _measure_cost(blueprint: Blueprint, site: SiteShape) -> Cost:
-    with torch.device("meta"):
-        module = blueprint.build(site)
-        sample = torch.empty(blueprint.input_shape(site).tensor_shape(1))
+    module = blueprint.outline(site)
+    sample = torch.empty(blueprint.input_shape(site).tensor_shape(1), device="meta")
     return Cost(sum(p.numel() for p in module.parameters()), count_flops(module, sample))
 
 
@@ -111,17 +114,13 @@ def blueprint(
             raise InputError(f"place {id} of {family} holds {present.name!r}; pass replace=True to take it over")
         if any(other.name == name and other.id != id for other in blueprints_of(family)):
             raise InputError(f"{family} has a blueprint named {name!r} already")
-        _REGISTRY[family, id] = Blueprint(family, id, name, summary, module_class, _fitting(fits, reads), affine, reads)
+        _REGISTRY[family, id] = Blueprint(family, id, name, summary, module_class, fits_here, affine, reads)
         return module_class
 
+    def fits_here(site: SiteShape) -> bool:
+        return (reads is None or site.source(reads) is not None) and fits(site)
+
     return register
-
-
-def _fitting(fits: Callable[[SiteShape], bool], reads: Reach | None) -> Callable[[SiteShape], bool]:
-    """`fits`, and a source to read for kinds that connect."""
-    if reads is None:
-        return fits
-    return lambda site: site.source(reads) is not None and fits(site)
 
 
 def blueprints_of(family: Family) -> list[Blueprint]:

@@ -8,15 +8,16 @@ emitted code, so it uses nothing but torch.
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.export.insert import insert_seed, make_grown, move_beside, original_class, runs_in_row
-from esper.kasmina.sites import Source
+from esper.kasmina.sites import Source, common_path
 from esper.kasmina.taps import Argument, fit_positions
+from esper.kasmina.torch_private import own_children
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,13 @@ def insert_bypasses(model: nn.Module, bypasses: Sequence[Bypass], *, nest: bool 
             move_beside(bypass.seed, model.get_submodule(bypass.path), model)
             spans.setdefault(row, []).append(Span(start, end, bypass.source.changed, bypass.seed))
     # All are found before any is changed: layers of an outer row take the inner rows with them.
-    rows = [(model.get_submodule(row), _around(model, row), own) for row, own in spans.items()]
+    find = model.get_submodule
+    rows = [(find(row), find(row.rpartition(".")[0]), own) for row, own in spans.items()]
     for layers, around, own in rows:
         if isinstance(around, Bypassed):
             around.add(own)
         else:
             _nest(layers, own)
-
-
-def _around(model: nn.Module, path: str) -> nn.Module | None:
-    return model.get_submodule(path.rpartition(".")[0]) if path else None
 
 
 def branch_output(seed: nn.Module, source: Tensor, h: Tensor) -> Tensor:
@@ -81,30 +79,25 @@ class Bypassed(nn.Module):
         super().__init__()
         self.layers = layers
         self.branches = nn.ModuleList()
-        self.starts: list[int] = []
-        """For each branch, the layer whose input it reads."""
-        self.ends: list[int] = []
-        """For each branch, the layer before which it is added; their number, if it is added in the end."""
-        self.copies: list[bool] = []
-        """For each branch, whether it needs a copy of what it reads."""
+        self.spans: list[tuple[int, int, bool]] = []
+        """Of each branch: the layer whose input it reads, the number of layers after which it is added, and whether it
+        needs a copy of what it reads."""
         self.add(spans)
 
     def add(self, spans: Iterable[Span]) -> None:
         for span in spans:
             self.branches.append(span.seed)
-            self.starts.append(span.start)
-            self.ends.append(span.end)
-            self.copies.append(span.changed)
+            self.spans.append((span.start, span.end, span.changed))
 
     def forward(self, h: Tensor) -> Tensor:
         read: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            for number, start in enumerate(self.starts):
+            for number, (start, _, copies) in enumerate(self.spans):
                 if start == index:
-                    read[number] = h.clone() if self.copies[number] else h
+                    read[number] = h.clone() if copies else h
             h = layer(h)
             for number, branch in enumerate(self.branches):
-                if self.ends[number] == index + 1:
+                if self.spans[number][1] == index + 1:
                     h = h + branch_output(branch, read.pop(number), h)
         return h
 
@@ -127,13 +120,13 @@ def _places(model: nn.Module, path: str, *, output: bool) -> list[tuple[str, int
     found = []
     module = model.get_submodule(path)
     if runs_in_row(module):
-        found.append((path, len(module._modules) if output else 0))
+        found.append((path, len(own_children(module)) if output else 0))
     while path:
         path, _, name = path.rpartition(".")
         row = model.get_submodule(path)
         if not runs_in_row(row):
             break
-        names = list(row._modules)
+        names = list(own_children(row))
         place = names.index(name) + output
         found.append((path, place))
         if place != (len(names) if output else 0):
@@ -143,17 +136,17 @@ def _places(model: nn.Module, path: str, *, output: bool) -> list[tuple[str, int
 
 def _nest(row: nn.Module, spans: list[Span]) -> None:
     """Make one module of the layers of each group of spans that overlap."""
-    layers = [(name, layer) for name, layer in row._modules.items() if layer is not None]
+    layers = [(name, layer) for name, layer in own_children(row).items() if layer is not None]
     names = [name for name, _ in layers]
     nested: dict[int, tuple[int, str, nn.Module]] = {}
     for group in _overlapping(spans):
         start, end = group[0].start, max(span.end for span in group)
-        inner = [Span(span.start - start, span.end - start, span.changed, span.seed) for span in group]
+        inner = [replace(span, start=span.start - start, end=span.end - start) for span in group]
         module = Bypassed(nn.Sequential(OrderedDict(layers[start:end])), inner)
         module.training = module.layers.training = row.training
         name = names[start] if end - start == 1 else f"{names[start]}_to_{names[end - 1]}"
         nested[start] = (end, name, module)
-    row._modules.clear()
+    own_children(row).clear()
     index = 0
     while index < len(layers):
         following, name, layer = nested.get(index, (index + 1, *layers[index]))
@@ -259,11 +252,7 @@ def _insert_wired(model: nn.Module, bypass: Bypass) -> None:
 
 def _enclosing(model: nn.Module, first: str, second: str) -> nn.Module:
     """The innermost module that runs both: its pass begins before the source is there and ends after it is used."""
-    common = []
-    for one, other in zip(first.split("."), second.split("."), strict=False):
-        if one != other:
-            break
-        common.append(one)
-    while common and original_class(model.get_submodule(".".join(common))).forward is nn.Module.forward:
-        common.pop()
-    return model.get_submodule(".".join(common))
+    common = common_path(first, second)
+    while common and original_class(model.get_submodule(common)).forward is nn.Module.forward:
+        common = common.rpartition(".")[0]
+    return model.get_submodule(common)

@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
 
 from esper.kasmina.export import bypass, insert
 from esper.kasmina.export.fold import Folded, KeptSeed
+from esper.kasmina.growth import floating_dtype
 from esper.leyline import InputError
 
 _OWN = "esper"
@@ -59,7 +59,7 @@ def _built(seed: KeptSeed, gathered: "_Gathered") -> str:
     """An expression that makes a seed, but for its weights."""
     kind = type(seed.module)
     gathered.need(sys.modules[kind.__module__], kind.__name__)
-    built = f"{kind.__name__}({_value(seed.site.shape, gathered)}).to({_dtype(seed.module)})"
+    built = f"{kind.__name__}({_value(seed.site.shape, gathered)}).to({floating_dtype(seed.module) or torch.float32})"
     if seed.alpha == 1:
         return built
     gathered.need(insert, "Scaled")
@@ -82,10 +82,6 @@ def _value(value: Any, gathered: "_Gathered") -> str:
     return f"{kind.__name__}({listed})"
 
 
-def _dtype(seed: nn.Module) -> torch.dtype:
-    return next((parameter.dtype for parameter in seed.parameters()), torch.float32)
-
-
 class _Gathered:
     """Definitions, each after those it needs, and imports of what is not ours."""
 
@@ -93,6 +89,7 @@ class _Gathered:
         self.pieces: dict[tuple[str, str], str] = {}
         self.imports: set[str] = set()
         self._visiting: set[tuple[str, str]] = set()
+        self._parsed: dict[str, dict[str, ast.stmt]] = {}
 
     def need(self, module: ModuleType, name: str) -> None:
         """Gather what `name` is bound to at the top of `module`."""
@@ -100,7 +97,10 @@ class _Gathered:
         if key in self._visiting:
             return
         self._visiting.add(key)
-        node = _definition(module, name)
+        here = self._definitions(module, name)
+        if name not in here:
+            raise InputError(f"{name} is not defined at the top of {module.__name__}, so it cannot be emitted")
+        node = here[name]
         if isinstance(node, ast.Import | ast.ImportFrom):
             self._import(node, name)
             return
@@ -108,9 +108,20 @@ class _Gathered:
             # Registering is for growing; what is emitted has grown.
             node.decorator_list = [item for item in node.decorator_list if "blueprint(" not in ast.unparse(item)]
         for needed in sorted({part.id for part in ast.walk(node) if isinstance(part, ast.Name)}):
-            if needed != name and not hasattr(builtins, needed) and _binds(module, needed):
+            if needed != name and not hasattr(builtins, needed) and needed in here:
                 self.need(module, needed)
         self.pieces[key] = ast.unparse(node)
+
+    def _definitions(self, module: ModuleType, name: str) -> dict[str, ast.stmt]:
+        """What each name at the top of `module`, such as `name`, is bound to; the last binding counts."""
+        if module.__name__ not in self._parsed:
+            try:
+                tree = ast.parse(inspect.getsource(module))
+            except OSError as error:
+                wanted = f"{module.__name__}.{name}"
+                raise InputError(f"the source of {wanted} cannot be read, so it cannot be emitted") from error
+            self._parsed[module.__name__] = {bound: node for node in tree.body for bound in _bound(node)}
+        return self._parsed[module.__name__]
 
     def _import(self, node: ast.Import | ast.ImportFrom, name: str) -> None:
         alias = next(item for item in node.names if (item.asname or item.name.partition(".")[0]) == name)
@@ -122,17 +133,6 @@ class _Gathered:
         self.imports.add(f"from {source} import {words}" if source else f"import {words}")
 
 
-def _definition(module: ModuleType, name: str) -> ast.stmt:
-    try:
-        tree = ast.parse(inspect.getsource(module))
-    except OSError as error:
-        raise InputError(f"the source of {module.__name__}.{name} cannot be read, so it cannot be emitted") from error
-    for node in reversed(tree.body):
-        if name in _bound(node):
-            return node
-    raise InputError(f"{name} is not defined at the top of {module.__name__}, so it cannot be emitted")
-
-
 def _bound(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         return {node.name}
@@ -140,11 +140,3 @@ def _bound(node: ast.stmt) -> set[str]:
         return {item.asname or item.name.partition(".")[0] for item in node.names}
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return {target.id for target in targets if isinstance(target, ast.Name)}
-
-
-def _binds(module: ModuleType, name: str) -> bool:
-    try:
-        _definition(module, name)
-    except InputError:
-        return False
-    return True

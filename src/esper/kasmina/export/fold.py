@@ -1,23 +1,21 @@
 """Folding kept seeds into a copy of their host."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from esper.kasmina.blueprints import find_blueprint
+from esper.kasmina.blueprints.registry import find_blueprint
 from esper.kasmina.export.bypass import Bypass, insert_bypasses
 from esper.kasmina.export.insert import Scaled, insert_seed
 from esper.kasmina.graft import GraftedModel
-from esper.kasmina.keeping import evaluating, keeping_random_state
-from esper.kasmina.probe import Example, call_with
+from esper.kasmina.probe import Example, evaluate_on
 from esper.kasmina.seed_state import remove_slots
 from esper.kasmina.sites import Site, Source
 from esper.kasmina.table import SlotTable
+from esper.kasmina.torch_private import tree_leaves
 from esper.leyline import InputError, Stage
 
 TOLERANCE = 1e-5
@@ -55,46 +53,39 @@ def fold(model: GraftedModel, example: Example, table: SlotTable | None = None) 
     table = model.table if table is None else table
     expected = _expected(model, table, example)
     for nest in (True, False):
-        folded = _fold(model, table, nest=nest)
+        network, kept = bare_copy(model.host), kept_seeds(model, table)
+        insert_kept(network, kept, nest=nest)
         try:
-            difference = _difference(expected, folded.network, example)
+            difference = _difference(expected, _outputs(network, example))
         except Exception:
             # A parent may know the layers of its sequence by name or number: then they have to stay where they are.
             if nest:
                 continue
             raise
         if difference <= TOLERANCE:
-            return folded
+            return Folded(network, kept, nest)
     raise InputError(
         f"this model cannot be made plain: its output would change by {difference:.2g} of its size, because "
-        f"{', '.join(folded.inserted) or 'it'} is used in a way that a copy with its seed inside does not follow"
+        f"{', '.join(kept) or 'it'} is used in a way that a copy with its seed inside does not follow"
     )
 
 
-def _fold(model: GraftedModel, table: SlotTable, *, nest: bool) -> Folded:
-    network = bare_copy(model.host)
-    kept = {seed.site.path: seed for seed in kept_seeds(model, table)}
-    insert_kept(network, kept, nest=nest)
-    return Folded(network, kept, nest)
-
-
-def kept_seeds(model: GraftedModel, table: SlotTable) -> list[KeptSeed]:
-    """Copies of the seeds that were kept for good, as `table` says."""
-    kept = []
+def kept_seeds(model: GraftedModel, table: SlotTable) -> dict[str, KeptSeed]:
+    """Copies of the seeds that were kept for good, as `table` says, by the path that each sits behind."""
+    kept = {}
     for index, site in enumerate(model.sites):
         if table.stage[0, index] == Stage.FOSSILIZED:
             seed = copy.deepcopy(model.slots[index].get_submodule("seed"))
             blueprint = find_blueprint(site.shape.family, int(table.blueprint[0, index]))
-            kept.append(KeptSeed(site, seed, float(table.alpha[0, index]), site.source_of(blueprint.reads)))
+            kept[site.path] = KeptSeed(site, seed, float(table.alpha[0, index]), site.source_of(blueprint.reads))
     return kept
 
 
 def insert_kept(network: nn.Module, kept: Mapping[str, KeptSeed], *, nest: bool = True) -> None:
-    """Put seeds, by the path that each sits behind, into a copy of their host; those that refine before the others."""
+    """Put seeds into a copy of their host; those that refine before the others."""
     bypasses = []
     for path, seed in kept.items():
-        module, alpha = seed.module, seed.alpha
-        module = module if alpha == 1 else Scaled(module, alpha)
+        module = seed.module if seed.alpha == 1 else Scaled(seed.module, seed.alpha)
         if seed.source is None:
             insert_seed(network, path, module)
         else:
@@ -120,12 +111,17 @@ def _expected(model: GraftedModel, table: SlotTable, example: Example) -> list[T
     unfinished = model.table.occupied[0] & (table.stage[0] != Stage.FOSSILIZED)
     silent = dict.fromkeys(unfinished.nonzero().flatten().tolist(), 0.0)
     with model.override_alphas(silent):
-        return _floats(_run(model.host, example))
+        return _outputs(model.host, example)
 
 
-def _difference(expected: list[Tensor], network: nn.Module, example: Example) -> float:
-    """The largest difference of outputs on the example, relative to the largest output."""
-    got = _floats(_run(network, example))
+def _outputs(network: nn.Module, example: Example) -> list[Tensor]:
+    """All numbers that a network returns on the example; what is random is the same each time."""
+    leaves = tree_leaves(evaluate_on(network, example))
+    return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _difference(expected: list[Tensor], got: list[Tensor]) -> float:
+    """The largest difference of two outputs, relative to the largest number in the first."""
     if len(expected) != len(got) or any(a.shape != b.shape for a, b in zip(expected, got, strict=True)):
         return float("inf")
     size = max([1.0, *(float(a.abs().nan_to_num(0.0, 0.0).max()) for a in expected if a.numel())])
@@ -136,14 +132,3 @@ def _gap(expected: Tensor, got: Tensor) -> float:
     """The largest difference; infinities and NaN are equal to themselves, and infinitely far from all else."""
     same = (expected == got) | (expected.isnan() & got.isnan())
     return float(torch.where(same, 0.0, (expected - got).abs()).nan_to_num(torch.inf).max())
-
-
-def _run(network: nn.Module, example: Example) -> Any:
-    """The output in evaluation mode, in which nothing is counted; what is random is the same each time."""
-    with evaluating(network), torch.no_grad(), keeping_random_state(network):
-        return call_with(network, example)
-
-
-def _floats(output: Any) -> list[Tensor]:
-    leaves: Iterable[Any] = tree_leaves(output)
-    return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]

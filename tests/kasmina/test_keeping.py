@@ -1,9 +1,11 @@
-"""Eval mode for a while."""
+"""Eval mode and random numbers for a while, and everything put back."""
 
 import pytest
+import torch
 from torch import nn
 
-from esper.kasmina.keeping import evaluating, modes_of
+from esper.kasmina.keeping import evaluating, keeping_random_state, modes_of, random_state
+from tests.second_device import SECOND
 
 
 class Merging(nn.Linear):
@@ -32,3 +34,24 @@ def test_every_module_is_put_back_even_after_an_error() -> None:
         fail()
     assert modes_of(network, other) == before
     assert not network[0].merged
+
+
+def draw() -> tuple[float, float]:
+    return float(torch.rand(1)), float(torch.rand(1, device=SECOND))
+
+
+@pytest.mark.usefixtures("drawing")
+def test_the_random_state_of_a_network_is_kept_on_its_devices() -> None:
+    network = nn.Linear(2, 2).to(SECOND)
+    start = random_state(network)
+    first = draw()
+    with keeping_random_state(network):
+        second = draw()
+        with keeping_random_state(network, start):
+            assert draw() == first
+    assert draw() == second
+
+
+@pytest.mark.usefixtures("drawing")
+def test_devices_that_hold_nothing_of_a_network_are_left_alone() -> None:
+    assert list(random_state(nn.Linear(2, 2))) == [torch.device("cpu")]

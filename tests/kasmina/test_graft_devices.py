@@ -1,4 +1,4 @@
-"""Networks that grow on another device than the CPU, and random numbers there."""
+"""Networks that grow on another device than the CPU, and leave random numbers there alone."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import GraftedModel, emit_source, fold, graft
-from esper.kasmina.keeping import keeping_random_state, random_state
+from esper.kasmina.keeping import random_state
 from esper.leyline import Stage
 from tests.kasmina.builders import make_batch, make_grafted, make_mlp
-from tests.second_device import SECOND, SecondDevice
+from tests.second_device import SECOND
 
 
 def grafted_there(model: nn.Module | None = None, **settings: Any) -> GraftedModel:
@@ -65,35 +65,6 @@ def test_emitted_code_grows_a_model_on_another_device() -> None:
     rebuilt.load_state_dict(folded.network.state_dict())
     x = make_batch()[0]
     assert torch.allclose(rebuilt(x.to(SECOND)).cpu(), folded.network(x))
-
-
-@pytest.fixture
-def drawing(second_device: SecondDevice, monkeypatch: pytest.MonkeyPatch) -> SecondDevice:
-    """The second device as torch's accelerator, whose generator it asks for."""
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: SECOND)
-    monkeypatch.setattr(torch, "get_device_module", lambda _: second_device)
-    return second_device
-
-
-def draw() -> tuple[float, float]:
-    return float(torch.rand(1)), float(torch.rand(1, device=SECOND))
-
-
-@pytest.mark.usefixtures("drawing")
-def test_the_random_state_of_a_network_is_kept_on_its_devices() -> None:
-    network = nn.Linear(2, 2).to(SECOND)
-    start = random_state(network)
-    first = draw()
-    with keeping_random_state(network):
-        second = draw()
-        with keeping_random_state(network, start):
-            assert draw() == first
-    assert draw() == second
-
-
-@pytest.mark.usefixtures("drawing")
-def test_devices_that_hold_nothing_of_a_network_are_left_alone() -> None:
-    assert list(random_state(nn.Linear(2, 2))) == [torch.device("cpu")]
 
 
 class Noise(nn.Module):

@@ -2,9 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,45 +48,6 @@ def test_every_blueprint_of_every_family_is_exported_exactly(family: Family, blu
     assert not any(module._forward_hooks for module in plain.modules())
     if find_blueprint(family, blueprint).reads is None:  # layers that a bypass leads around move into one module
         assert {name for name, _ in model.named_parameters()} <= {name for name, _ in plain.named_parameters()}
-
-
-@pytest.mark.parametrize(("family", "blueprint"), KINDS)
-def test_emitted_code_rebuilds_it_without_esper(family: Family, blueprint: str) -> None:
-    model, path, x = networks()[family]
-    original = copy.deepcopy(model)
-    folded = fold(grown(model, {path: blueprint}, x), x)
-    source = emit_source(folded, "weights.pt")
-    names: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(source, "emitted", "exec", dont_inherit=True), names)
-    assert "esper." not in source
-    rebuilt = names["grow"](original)
-    rebuilt.load_state_dict(folded.network.state_dict())
-    torch.testing.assert_close(rebuilt(x), folded.network(x), rtol=0, atol=0)
-
-
-def assert_runs_without_esper(script: str, folder: Path) -> None:
-    """Run `script` in a process of its own in which any import of Esper fails."""
-    barred = 'import sys\nsys.modules["esper"] = None\n'
-    done = subprocess.run([sys.executable, "-c", barred + script], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_emitted_code_runs_where_esper_cannot_be_imported(tmp_path: Path) -> None:
-    model, path, x = networks()[Family.CONV2D]
-    folded = fold(grown(model, {path: "depthwise"}, x), x)
-    (tmp_path / "grown.py").write_text(emit_source(folded, "grown.pt"))
-    torch.save(folded.network.state_dict(), tmp_path / "grown.pt")
-    torch.save({"x": x, "y": folded.network(x).detach()}, tmp_path / "pair.pt")
-    script = """
-import torch
-from torch import nn
-from grown import grow
-model = grow(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)))
-model.load_state_dict(torch.load("grown.pt", weights_only=True))
-pair = torch.load("pair.pt", weights_only=True)
-assert torch.allclose(model(pair["x"]), pair["y"], atol=1e-6)
-"""
-    assert_runs_without_esper(script, tmp_path)
 
 
 class Tied(nn.Module):
@@ -146,14 +104,6 @@ def test_a_seed_that_was_not_kept_is_left_out(alpha: float) -> None:
     assert torch.equal(folded.network(x), bare)
 
 
-def test_no_name_of_a_file_becomes_code() -> None:
-    model, path, x = networks()[Family.FEATURES]
-    name = 'w""";raise SystemExit("executed");""".pt'
-    names: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(emit_source(fold(grown(model, {path: "mlp"}, x), x), name), "emitted", "exec"), names)
-    assert names["WEIGHTS"] == name
-
-
 def test_several_seeds_of_mixed_kinds_are_folded_together() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3))
     x = torch.randn(4, 6)
@@ -186,26 +136,6 @@ def test_exports_can_be_copied_and_pickled_whole(copied: Any) -> None:
     assert [type(module) for module in again.modules()] == [type(module) for module in network.modules()]
     assert again.out.weight is again.embed.weight is not network.get_parameter("embed.weight")
     assert not again.training
-
-
-def test_a_network_rebuilt_by_emitted_code_is_pickled_without_esper(tmp_path: Path) -> None:
-    model, path, x = networks()[Family.FEATURES]
-    folded = fold(grown(model, {path: "mlp"}, x), x)
-    (tmp_path / "grown.py").write_text(emit_source(folded, "grown.pt"))
-    make, load = (
-        """
-import torch
-from torch import nn
-from grown import grow
-torch.save(grow(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))), "whole.pt")
-""",
-        """
-import torch
-assert torch.load("whole.pt", weights_only=False)(torch.randn(4, 5, 6)).shape == (4, 5, 3)
-""",
-    )
-    for script in (make, load):
-        assert_runs_without_esper(script, tmp_path)
 
 
 def test_a_shared_submodule_keeps_its_one_seed() -> None:
