@@ -25,19 +25,13 @@ from esper.simic.config.reward import (
 from esper.tasks import find_task
 from esper.tolaria import Outcome, Situation
 
-
-def _facts(task: str, best_loss: float, typical_delta: float) -> LossConfig:
-    """What cannot be known of a task but by training on it, with the loss of guessing that the task itself knows."""
-    return LossConfig.of_classes(find_task(task).classes, best_loss, typical_delta)
-
-
 LOSS_CONFIGS: Mapping[str, LossConfig] = MappingProxyType(
     {
-        "cifar10": _facts("cifar10", best_loss=0.3, typical_delta=0.1),
-        "tinystories": _facts("tinystories", best_loss=1.5, typical_delta=0.1),
+        task: LossConfig.of_classes(find_task(task).classes, best_loss, typical_delta=0.1)
+        for task, best_loss in (("cifar10", 0.3), ("tinystories", 1.5))
     }
 )
-"""The tasks that need no facts given."""
+"""Tasks that need no facts given: what is known by training on them, and the loss of guessing, which they know."""
 
 
 def loss_config(task: str, facts: LossConfig | None = None) -> LossConfig:
@@ -71,12 +65,6 @@ def judged_seeds(outcome: Outcome) -> Tensor:
     return outcome.after.table.occupied & ~outcome.panicked[:, None]
 
 
-def improvement_ratio(contribution: Tensor, improvement: Tensor, safe_threshold: float) -> Tensor:
-    """`contribution / improvement`, in points, NaN unless the improvement is safely above 0."""
-    formed = improvement > max(safe_threshold, DIVISION_GUARD)
-    return torch.where(formed, contribution / torch.where(formed, improvement, 1.0), torch.nan)
-
-
 def _check_ransomware_signature(contribution: Tensor, improvement: Tensor, config: ChecksConfig) -> Tensor:
     """`[N, S]` bool: high contribution in points, yet the whole has become worse."""
     return (contribution > config.ransomware_contribution) & (improvement < -config.ransomware_harm)
@@ -93,7 +81,9 @@ def check_seeds(outcome: Outcome, config: ChecksConfig) -> GamingFlags:
     table = outcome.after.table
     contribution = torch.where(judged, POINTS * table.contribution.double(), torch.nan)
     improvement = POINTS * table.improvement.double()
-    ratio = improvement_ratio(contribution, improvement, config.improvement_safe_threshold)
+    # In points; no ratio is formed unless the improvement is safely above 0.
+    formed = improvement > max(config.improvement_safe_threshold, DIVISION_GUARD)
+    ratio = torch.where(formed, contribution / torch.where(formed, improvement, 1.0), torch.nan)
     return GamingFlags(
         _check_ransomware_signature(contribution, improvement, config),
         _check_reward_hacking(contribution, ratio, config),
@@ -103,12 +93,8 @@ def check_seeds(outcome: Outcome, config: ChecksConfig) -> GamingFlags:
 
 def emit_flags(flags: GamingFlags, outcome: Outcome, hub: Hub, first_env: int = 0) -> None:
     """Tell `hub` of every flagged seed; host n of `outcome` is environment `first_env` + n."""
-    kinds = (
-        (RansomwareSuspected, flags.ransomware),
-        (RewardHackingSuspected, flags.hacking),
-    )
     after = outcome.after
-    for suspicion, flagged in kinds:
+    for suspicion, flagged in ((RansomwareSuspected, flags.ransomware), (RewardHackingSuspected, flags.hacking)):
         for host, slot in flagged.nonzero().tolist():
             ratio = float(flags.ratio[host, slot])
             payload = suspicion(
@@ -161,10 +147,7 @@ def final_objective(outcome: Outcome) -> Tensor:
 def objective_terms(outcome: Outcome) -> Terms:
     """The change of the objective, as gain in quality minus growth of the rent; sums to `J_end - J_start`."""
     score = torch.where(outcome.ended, outcome.final_score, outcome.after.score).double()
-    return {
-        "quality": score - outcome.before.score.double(),
-        **rents_saved(outcome),
-    }
+    return {"quality": score - outcome.before.score.double(), **rents_saved(outcome)}
 
 
 def sparse_terms(outcome: Outcome, config: SparseConfig) -> Terms:
@@ -337,18 +320,14 @@ def make_reward(config: RewardConfig | None = None) -> Reward:
         flags = check_seeds(outcome, chosen.checks)
         terms = _family_terms(outcome, flags, chosen)
         terms["governor"] = -chosen.governor_penalty * outcome.panicked.double()
-        terms["indecision"] = -chosen.holding_cost * _held_seeds(outcome)
+        # Seeds that wait to be kept or culled, but for those of an epoch taken back.
+        held = (outcome.after.table.stage == Stage.HOLDING).sum(1)
+        terms["indecision"] = -chosen.holding_cost * torch.where(outcome.panicked, 0, held).double()
         terms["gaming"] = -chosen.checks.penalty * flags.any.sum(1).double()
         terms["shaping"] = shaping_term(outcome, chosen)
         return RewardBreakdown.of(terms, chosen.scale, flags)
 
     return reward
-
-
-def _held_seeds(outcome: Outcome) -> Tensor:
-    """`[N]`: seeds that wait to be kept or culled, but for those of an epoch taken back."""
-    held = (outcome.after.table.stage == Stage.HOLDING).sum(1)
-    return torch.where(outcome.panicked, 0, held).double()
 
 
 def _family_terms(outcome: Outcome, flags: GamingFlags, config: RewardConfig) -> Terms:
