@@ -215,7 +215,7 @@ def _check_sequences(
         "lengths": ((count,), torch.int64),
     }
     for name, (shape, dtype) in shapes.items():
-        # A reward that was not finite may be remembered with its round: that is the update's to deal with.
+        # One bad reward spoils the advantages of its whole round; refitting does not use them.
         checked_tensor(parts[name], f"{place}.{name}", shape, dtype, finite=name == "obs")
     if not isinstance(parts["hidden"], tuple) or len(parts["hidden"]) != 2:
         raise InputError(f"{place}.hidden must be a pair of tensors; got {shown(parts['hidden'])}")

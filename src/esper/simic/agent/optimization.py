@@ -81,6 +81,19 @@ def entropy_bonus(entropies: Tensor, active: Tensor, coefficients: Tensor) -> tu
     return (coefficients * means).sum(), means
 
 
+def fewest_valid(spec: ActionSpec, selected: Tensor, active: Tensor) -> dict[str, Tensor | None]:
+    """Per head a mask as restrictive as the tightest choice in the batch, or None if it never had a choice.
+
+    `selected [..., H, K]`, `active [..., H]`; one host transfer for all heads.
+    """
+    valid = selected.sum(-1)
+    counts = torch.where(active & (valid > 1), valid, spec.width + 1).flatten(0, -2).amin(0).tolist()
+    return {
+        head.name: torch.arange(head.size) < count if count <= head.size else None
+        for head, count in zip(spec.heads, counts, strict=True)
+    }
+
+
 @torch.inference_mode()
 def ratio_statistics(log_ratio: Tensor, active: Tensor, valid: Tensor, clip_ratio: float) -> dict[str, Tensor]:
     """How far the policy has moved, on one minibatch: `[]`, or `[H]` for heads. Nothing of it enters the loss.
@@ -101,19 +114,6 @@ def ratio_statistics(log_ratio: Tensor, active: Tensor, valid: Tensor, clip_rati
         "head_clip_fractions": masked_mean(clipped.to(ratio.dtype), active),
         "head_ratio_max": ratio.flatten(0, -2).amax(0),
         "head_ratio_min": ratio.flatten(0, -2).amin(0),
-    }
-
-
-def fewest_valid(spec: ActionSpec, selected: Tensor, active: Tensor) -> dict[str, Tensor | None]:
-    """Per head a mask as restrictive as the tightest choice in the batch, or None if it never had a choice.
-
-    `selected [..., H, K]`, `active [..., H]`; one host transfer for all heads.
-    """
-    valid = selected.sum(-1)
-    counts = torch.where(active & (valid > 1), valid, spec.width + 1).flatten(0, -2).amin(0).tolist()
-    return {
-        head.name: torch.arange(head.size) < count if count <= head.size else None
-        for head, count in zip(spec.heads, counts, strict=True)
     }
 
 
