@@ -13,10 +13,11 @@ from esper.leyline import (
     InputError,
     SlotConfig,
 )
-from esper.simic.agent import FactoredRecurrentActorCritic, PPOAgent, by_head
+from esper.simic.agent import FactoredRecurrentActorCritic, PPOAgent
 from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.config import LearnerConfig
 from esper.simic.control import RunningMeanStd, esper_action_spec
+from esper.simic.control.action_masks import by_head
 from esper_lab.player import Player
 from tests.simic.builders import RandomWorld, agent_with_round, make_agent, parameters_of
 
@@ -85,7 +86,7 @@ def test_order_of_environments_does_not_change_the_loss() -> None:
     losses = []
     for batch in (straight, shuffled):
         values = agent.policy.replay(batch)[1]
-        losses.append(agent._backward(batch, values, weights)[0].scalars["total_loss"])
+        losses.append(agent._backward(batch, values, weights)[0]["total_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from esper.leyline import InputError
 from esper.simic.agent import PPOAgent
-from esper.simic.config import LearnerConfig, Phase, Range, TrainingConfig, WorldConfig
-from esper.simic.config.checking import Group
+from esper.simic.config import LearnerConfig, Phase, TrainingConfig, WorldConfig
 from esper.simic.config.reward import RewardConfig, RewardFamily, ShapingConfig
-from esper.simic.training import settled
+from esper.simic.training import Trainer, settled
 from esper.simic.training.setup import episode_settings, make_agent, require_known
 from esper.tolaria import ComputeSettings, EpisodeSettings
 from tests.simic.builders import config_of
+from tests.simic.training.test_vectorized import tiny_config
 
 
 @pytest.mark.parametrize(
@@ -45,30 +46,6 @@ def test_ranges(name: str, good: list[Any], bad: list[Any]) -> None:
     for value in bad:
         with pytest.raises(ValueError, match=rf"^{name} must be in [\[(].*[\])]; got "):
             config_of(**{last: value})
-
-
-@pytest.mark.parametrize("ends", ["[]", "[)", "(]", "()"])
-def test_the_interval_is_shown_with_its_ends(ends: str) -> None:
-    with pytest.raises(InputError) as error:
-        Range(0, 1, ends).check("x", 2.0)
-    assert str(error.value) == f"x must be in {ends[0]}0, 1{ends[1]}; got 2.0"
-    for end, bracket, mark in ((0, ends[0], "["), (1, ends[1], "]")):
-        if bracket == mark:
-            Range(0, 1, ends).check("x", end)
-        else:
-            with pytest.raises(InputError, match="x must be in"):
-                Range(0, 1, ends).check("x", end)
-
-
-def test_every_number_has_a_range() -> None:
-    def numbers(group: type[Group]) -> set[str]:
-        plain = {
-            spec.name for spec in fields(group) if str(spec.type) in ("int", "float", "int | None", "float | None")
-        }
-        return {f"{group.__name__}.{name}" for name in plain}
-
-    groups = [type(getattr(TrainingConfig(), name)) for name in ("world", "learner", "lessons", "telemetry")]
-    assert set().union(*map(numbers, [TrainingConfig, Phase, *groups])) == set()
 
 
 @pytest.mark.parametrize(
@@ -188,6 +165,23 @@ def test_the_entropy_weight_decays_over_a_share_of_the_run(decay: float) -> None
     agent: PPOAgent = make_agent(config, 3)
     agent.total_steps = 50  # of 10 rounds of 4 episodes of 5 steps
     assert agent.get_entropy_coef() == pytest.approx(0.002 if decay else 0.004)
+
+
+@pytest.mark.parametrize(("schedule", "share"), [("constant", 1.0), ("linear", 0.55)])
+def test_the_learning_rate_follows_its_schedule(schedule: str, share: float) -> None:
+    """The second of two rounds begins halfway from the whole rate to a tenth of it."""
+    sizes: dict[str, Any] = {"rounds": 2, "envs": 2, "episode_length": 1, "validation_episodes": 1}
+    trainer = Trainer(tiny_config(lr=0.01, lr_schedule=schedule, twins=False, **sizes))
+    trainer.run()
+    assert trainer.agent.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * share)
+
+
+@pytest.mark.parametrize("bias", [(0.0, 0.0, 0.0, 0.0), (2.0, -1.0, 0.5, -3.0)])
+def test_a_new_policy_prefers_ops_by_their_bias(bias: tuple[float, ...]) -> None:
+    agent = make_agent(config_of(op_bias=bias, device="cpu"), 3)
+    obs = torch.randn(64, agent.state_dim)
+    logits = agent.policy.network(obs).logits[:, 0, agent.spec.decider_index, : len(bias)]
+    torch.testing.assert_close(logits.mean(0), torch.tensor(bias), atol=0.05, rtol=0)
 
 
 def test_the_config_decides_how_hosts_compute() -> None:

@@ -10,91 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.kasmina import SlotTable, catalogue_names, num_blueprints
-from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_OPS, POINTS, Op, SlotConfig, Stage, rent
+from esper.kasmina import SlotTable, num_blueprints
+from esper.leyline import HEAD_NAMES, NUM_BLENDS, NUM_OPS, Op, SlotConfig, Stage
 from esper.simic.agent import PPOAgent
 from esper.simic.config import LearnerConfig
 from esper.simic.control import features as features_module
 from esper.simic.control.features import (
-    TaskConfig,
     compute_action_mask,
     describe_observation,
-    normalize_observation,
-    obs_to_base_features,
-    obs_to_base_features_tensor,
     observation_layout,
     observation_width,
-    safe,
     signals_to_features,
 )
-from esper.tasks import find_task
-from esper.tolaria import Population, Situation
-from tests.catalogues import one_more_kind
+from esper.tolaria import Situation
 from tests.simic.lives import HOST_PARAMS, make_situation, random_life
-from tests.worlds import tiny_task
-
-SAMPLE: dict[str, Any] = {
-    "epoch": 10,
-    "global_step": 500,
-    "train_loss": 1.5,
-    "val_loss": 1.6,
-    "loss_delta": -0.1,
-    "train_accuracy": 45.0,
-    "val_accuracy": 43.0,
-    "accuracy_delta": 2.0,
-    "plateau_epochs": 3,
-    "best_val_accuracy": 45.0,
-    "best_val_loss": 1.4,
-    "loss_history_5": (2.0, 1.9, 1.8, 1.7, 1.6),
-    "accuracy_history_5": (35.0, 38.0, 40.0, 41.0, 43.0),
-    "has_active_seed": True,
-    "seed_stage": 3,
-    "seed_epochs_in_stage": 5,
-    "seed_alpha": 0.5,
-    "seed_improvement": 0.02,
-    "available_slots": 0,
-    "seed_counterfactual": 0.01,
-    "host_grad_norm": 1.2,
-    "host_learning_phase": 0.4,
-    "seed_blueprint_id": 2,
-}
-any_float = st.floats(allow_nan=True, allow_infinity=True)
-NUMBERS = {name: any_float for name, value in SAMPLE.items() if isinstance(value, float | int)}
-OBSERVATIONS = st.fixed_dictionaries(
-    NUMBERS
-    | {
-        "seed_blueprint_id": st.integers(-3, 12),
-        "loss_history_5": st.lists(any_float, max_size=8),
-        "accuracy_history_5": st.lists(any_float, max_size=8),
-    }
-)
 
 
 def named(situation: Situation, host: int = 0) -> dict[str, float]:
     return describe_observation(signals_to_features(situation)[host], situation.table.shape[1])
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3, 5])
-def test_the_width_is_that_of_the_tensor(slots: int) -> None:
-    config = SlotConfig.of_size(slots)
-    obs = signals_to_features(make_situation(4, slots))
-    assert obs.shape == (4, observation_width(config))
-    per_slot = (4 + num_blueprints()) + 10 + 4 + (4 + num_blueprints())
-    assert observation_width(config) == observation_width(slots) == 23 + 7 + slots * per_slot
-    assert obs.dtype == torch.float32
-
-
-def test_three_slots_begin_with_the_columns_that_were_agreed() -> None:
-    blocks = [placed.block for placed in observation_layout(3)]
-    agreed = ["host"] * 23 + ["slot"] * 3 * (4 + num_blueprints()) + ["telemetry"] * 30
-    assert blocks[: len(agreed)] == agreed
-    assert not {"host", "slot", "telemetry"} & set(blocks[len(agreed) :])
-
-
-def test_column_names_are_unique() -> None:
-    names = [placed.name for placed in observation_layout(3)]
-    assert len(set(names)) == len(names)
-    assert {"host.epoch", "r0c1.telemetry.alpha", "economy.price", "r0c2.economy.offer_5"} <= set(names)
 
 
 def test_an_agent_of_that_width_takes_the_observation() -> None:
@@ -250,76 +183,6 @@ def test_features_stay_within_bounds_through_whole_lives() -> None:
         assert within_bounds(signals_to_features(outcome.after), 3)
 
 
-def test_the_sample_observation_gives_the_agreed_values() -> None:
-    features = obs_to_base_features_tensor(SAMPLE)
-    expected = {0: 0.05, 1: 0.025, 2: 0.15, 4: -0.02, 6: 0.43, 7: 0.04, 8: 0.15, 11: 0.2, 20: 0.43, 21: 1.0}
-    expected |= {22: 3 / 7, 23: 0.1, 24: 0.5, 25: 0.002, 26: 0.0, 27: 0.001, 28: 0.12, 29: 0.4, 30: 0.0, 31: 1.0}
-    assert features.shape == (35,)
-    assert features.dtype == torch.float32
-    assert {index: float(features[index]) for index in expected} == pytest.approx(expected)
-
-
-@settings(max_examples=200)
-@given(obs=OBSERVATIONS)
-def test_both_forms_of_the_dictionary_features_agree_and_are_bounded(obs: dict[str, Any]) -> None:
-    plain = obs_to_base_features(obs)
-    tensor = obs_to_base_features_tensor(obs)
-    assert len(plain) == 35
-    assert tensor.tolist() == pytest.approx(plain, abs=1e-6)
-    bounds = torch.ones(35)
-    bounds[1], bounds[26] = 4.0, 64.0
-    assert (tensor.abs() <= bounds).all()
-
-
-def test_a_given_tensor_is_filled_anew() -> None:
-    out = torch.full((35,), 7.0)
-    assert obs_to_base_features_tensor(SAMPLE, out=out) is out
-    obs_to_base_features_tensor(SAMPLE | {"seed_blueprint_id": 4}, out=out)
-    assert out[30:].tolist() == [0, 0, 0, 1, 0]
-    obs_to_base_features_tensor(SAMPLE | {"seed_blueprint_id": 6, "num_blueprints": 9}, out=out)
-    assert out[30:].tolist() == [0] * 5
-
-
-def test_short_histories_are_padded_in_front_and_long_ones_cut() -> None:
-    features = obs_to_base_features(SAMPLE | {"accuracy_history_5": [50.0], "loss_history_5": [9.0, 1, 1, 1, 1, 2.0]})
-    assert features[16:21] == [0, 0, 0, 0, 0.5]
-    assert features[11:16] == [0.1, 0.1, 0.1, 0.1, 0.2]
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(None, 3.0), (math.nan, 3.0), (math.inf, 3.0), (-math.inf, 3.0), (99.0, 10.0), (-99.0, -10.0), (1.5, 1.5)],
-)
-def test_safe(value: float | None, expected: float) -> None:
-    assert safe(value, default=3.0, max_val=10.0) == expected
-
-
-def test_the_host_columns_of_a_table_are_those_of_its_dictionary() -> None:
-    situation = make_situation(1, 1, episode_length=200)
-    signals = situation.signals
-    names = {"train_loss": "train_loss", "val_loss": "val_loss", "loss_delta": "loss_delta"}
-    names |= {"best_val_loss": "best_val_loss", "plateau_epochs": "plateau_epochs", "epoch": "epoch"}
-    shares = {"train_score": "train_accuracy", "score_delta": "accuracy_delta", "best_val_score": "best_val_accuracy"}
-    for field, key in names.items():
-        getattr(signals, field)[:] = SAMPLE[key]
-    for field, key in shares.items():
-        getattr(signals, field)[:] = SAMPLE[key] / 100
-    signals.loss_history[:] = torch.tensor(SAMPLE["loss_history_5"])
-    signals.score_history[:] = torch.tensor(SAMPLE["accuracy_history_5"]) / 100
-    ours, twin = signals_to_features(situation)[0, :21].tolist(), obs_to_base_features(SAMPLE)[:21]
-    assert [ours[0], *ours[2:]] == pytest.approx([twin[0], *twin[2:]])
-
-
-@pytest.mark.parametrize("name", ["mnist1d", "digits"])
-def test_observations_of_a_task_are_normalised_by_its_own_scale(name: str) -> None:
-    task = find_task(name)
-    config = TaskConfig.of(task)
-    seen = normalize_observation(SAMPLE | {"val_loss": task.guess_loss, "epoch": task.episode_length}, config)
-    assert seen["val_loss"] == pytest.approx(1.0)
-    assert seen["epoch"] == 1.0
-    assert all(-1 <= value <= 1 for value in seen.values())
-
-
 def test_the_flat_mask_allows_exactly_what_the_masks_allow() -> None:
     for outcome in random_life(3, hosts=6, slots=2, length=12, budget=torch.full((6,), 150)):
         masks = outcome.after.masks
@@ -334,25 +197,6 @@ def test_the_flat_mask_allows_exactly_what_the_masks_allow() -> None:
 def test_everything_promised_is_exported() -> None:
     promised = {"safe", "obs_to_base_features", "obs_to_base_features_tensor", "compute_action_mask", "TaskConfig"}
     assert promised | {"normalize_observation", "signals_to_features"} <= set(features_module.__all__)
-
-
-def test_a_kind_more_gets_a_column_and_an_offer_in_every_slot() -> None:
-    before = observation_width(2)
-    with one_more_kind() as kind:
-        population = Population(tiny_task(), 2, executor="loop")
-        population.start([0, 1])
-        population.step(torch.tensor([[0, kind.id - 1, 0, Op.GERMINATE], [0, 0, 0, Op.WAIT]]))
-        features = signals_to_features(population.situation)
-        slots = population.table.shape[1]
-        assert features.shape[1] == observation_width(slots)
-        assert observation_width(2) == before + 2 * 2 * (num_blueprints() - len(catalogue_names()["conv1d"]))
-        grown, other = (describe_observation(row, slots) for row in features)
-        assert grown[f"r0c0.slot.blueprint_{kind.id}"] == 1.0
-        assert other[f"r0c0.slot.blueprint_{kind.id}"] == 0.0
-        owed = rent(float(population.situation.catalogue.params[0, kind.id - 1]), population.host_params, 0.03)
-        assert other[f"r0c0.economy.offer_{kind.id}"] == pytest.approx(POINTS * owed / 10)
-        assert obs_to_base_features(SAMPLE | {"seed_blueprint_id": kind.id})[30:] == [0.0] * 5
-    assert observation_width(2) == before
 
 
 def test_rents_and_offers_are_shown_with_what_flops_cost() -> None:

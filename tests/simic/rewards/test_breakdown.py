@@ -1,7 +1,6 @@
-"""What holds of every reward: parts add up, everything is finite, configs refuse nonsense."""
+"""What holds of every reward: parts add up and everything is finite."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,14 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import InputError, Op, Stage
+from esper.leyline import REWARD_LIMIT, Op, Stage
 from esper.simic.config.reward import (
     ChecksConfig,
-    ContributionConfig,
     RewardConfig,
     RewardFamily,
     ShapingConfig,
-    SparseConfig,
 )
 from esper.simic.rewards import REWARD_LIMIT, RewardBreakdown, check_seeds, loss_config, make_reward
 from tests.simic.lives import make_outcome, make_situation, random_life
@@ -110,38 +107,3 @@ def test_the_shaped_share_is_that_of_sizes_not_of_the_sum() -> None:
     assert float(cancelled.shaped_reward_ratio) == 0.5
     assert float(breakdown_of(quality=3.0, cull_shaping=0.5, shaping=-0.5).shaped_reward_ratio) == 0.25
     assert float(breakdown_of(quality=0.0, shaping=1e-12).shaped_reward_ratio) == 0.0
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (RewardConfig, "scale"),
-        (RewardConfig, "gamma"),
-        (ShapingConfig, "weight"),
-        (ChecksConfig, "penalty"),
-        (ContributionConfig, "weight"),
-        (ContributionConfig, "holding_cap"),
-        (SparseConfig, "sparse_reward_scale"),
-    ],
-)
-def test_configs_refuse_numbers_that_cannot_be_meant(kind: Any, name: str, value: float) -> None:
-    with pytest.raises(InputError, match=rf"{kind.__name__}\.{name}"):
-        kind(**{name: value})
-
-
-def test_configs_refuse_what_does_not_fit_together() -> None:
-    with pytest.raises(InputError, match="gamma"):
-        RewardConfig(gamma=1.5)
-    with pytest.raises(InputError, match="loss family"):
-        RewardConfig(family=RewardFamily.LOSS)
-    with pytest.raises(InputError, match="stages"):
-        ShapingConfig(stages=(1.0, 2.0))
-    with pytest.raises(InputError, match="stages"):
-        ShapingConfig(stages=(math.nan,) * 8)
-    with pytest.raises(InputError, match="worst_loss"):
-        replace(FACTS, worst_loss=0.1)
-    with pytest.raises(InputError, match="typical_delta"):
-        replace(FACTS, typical_delta=0.0)
-    with pytest.raises(InputError, match="family"):
-        RewardConfig(family="objective")  # type: ignore[arg-type]

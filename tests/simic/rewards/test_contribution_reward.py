@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import esper
 from esper.kasmina import SlotTable
-from esper.leyline import POINTS, InputError, Op, Stage
+from esper.leyline import POINTS, Op, Stage
 from esper.simic.config.reward import INTERVENTION_COSTS, ContributionConfig, RewardConfig, RewardFamily
 from esper.simic.rewards import attribution_discount, cull_shaping, holding_penalty, legitimacy_discount, make_reward
 from esper.tolaria import Outcome, Situation
@@ -233,10 +233,3 @@ def test_every_number_of_the_config_changes_what_is_paid(name: str) -> None:
     changed = {name: getattr(CONFIG, name) + 1}
     outcomes = telling_outcomes()
     assert [components(outcome) for outcome in outcomes] != [components(outcome, **changed) for outcome in outcomes]
-
-
-def test_the_proxy_weight_is_a_third_or_refused() -> None:
-    assert ContributionConfig(weight=3.0, proxy_weight=1.0).proxy == 1.0
-    assert ContributionConfig().weight / ContributionConfig().proxy == pytest.approx(3.0)
-    with pytest.raises(InputError, match="proxy_weight"):
-        ContributionConfig(weight=3.0, proxy_weight=2.0)

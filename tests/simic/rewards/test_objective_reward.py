@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.kasmina import SlotTable
-from esper.leyline import DEFAULT_GAMMA, POINTS, InputError, Stage, objective, rent
-from esper.simic.config.reward import RewardConfig, RewardFamily, SparseConfig, check_gammas, check_learner
+from esper.leyline import POINTS, Stage, objective, rent
+from esper.simic.config.reward import RewardConfig, RewardFamily, SparseConfig
 from esper.simic.rewards import make_reward, rents_now
 from esper.tolaria import Outcome
 from tests.simic.lives import HOST_PARAMS, last_steps, make_outcome, make_situation, random_life
@@ -139,20 +139,3 @@ def test_numbers_and_tensors_go_through_the_same_objective() -> None:
     assert rent(50, 100, 0.1) * POINTS == pytest.approx(5.0)
     assert rent(50, 100, 0.1, 30, 600, 0.2) * POINTS == pytest.approx(5.0 + 1.0)
     assert rent(50, 100, 0.1, 30, 600) == rent(50, 100, 0.1)
-
-
-def test_two_discounts_are_refused_and_named() -> None:
-    check_gammas(RewardConfig().gamma, DEFAULT_GAMMA)
-    with pytest.raises(ValueError, match=r"0\.995.*0\.99 "):
-        check_gammas(0.995, 0.99)
-
-
-@pytest.mark.parametrize("horizon_is_terminal", [True, False])
-def test_reward_and_learner_must_agree_on_discount_and_end(horizon_is_terminal: bool) -> None:
-    reward = RewardConfig(gamma=0.9, horizon_is_terminal=horizon_is_terminal)
-    check_learner(reward, 0.9, horizon_is_terminal)
-    with pytest.raises(InputError, match=r"reward gamma 0\.9 and PPO gamma 1\.0"):
-        check_learner(reward, 1.0, horizon_is_terminal)
-    told = f"is {horizon_is_terminal} for the reward and {not horizon_is_terminal} for PPO"
-    with pytest.raises(InputError, match=told):
-        check_learner(reward, 0.9, not horizon_is_terminal)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.simic.telemetry import SeedGradientCollector, gradient_collector, materialize_grad_stats
-from tests.simic.agent.test_transfers import ReadCounter
+from tests.simic.agent.test_ppo_transfers import ReadCounter
 
 
 def parameters(*gradients: Tensor | None) -> list[nn.Parameter]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.telemetry import AnomalyDetector, AnomalyKind, compute_lstm_health
-from tests.simic.agent.test_transfers import ReadCounter
+from tests.simic.agent.test_ppo_transfers import ReadCounter
 
 
 def states(**overrides: float) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from esper.simic.agent.update_log import empty_metrics
 from esper.simic.telemetry import AnomalyKind
 from esper.simic.training import Trainer, collect_round
 from esper.simic.training.instruments import value_growth
-from tests.simic.agent.test_transfers import ReadCounter
+from tests.simic.agent.test_ppo_transfers import ReadCounter
 from tests.simic.training.test_vectorized import assert_same_run, tiny_config
 
 ALARMING = {"max_ratio": 1.0001}

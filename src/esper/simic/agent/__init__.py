@@ -17,7 +17,6 @@ from esper.simic.agent.types import (
     HeadLogProbs,
     Hidden,
     PPOUpdateMetrics,
-    by_head,
 )
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "PPOUpdateMetrics",
     "Policy",
     "TamiyoRolloutBuffer",
-    "by_head",
     "causal_masks",
     "compute_per_head_advantages",
     "generalized_advantages",

@@ -16,7 +16,7 @@ from typing import Any
 from esper.kasmina import catalogue_names, check_catalogue
 from esper.leyline import HEAD_NAMES, DamagedFileError, InputError, SlotConfig, write_atomically
 from esper.nissa.state_files import pack_state, read_state, shown
-from esper.simic.agent.checkpoint_checks import ROUND_SIZES, build_network, check_agent_state
+from esper.simic.agent.checkpoint_checks import build_network, check_agent_state
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import LearnerConfig
 from esper.simic.control.action_masks import ActionSpec
@@ -33,13 +33,8 @@ def agent_state(agent: PPOAgent) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "version": CHECKPOINT_VERSION,
-        "state_dim": agent.state_dim,
-        "slot_config": agent.slot_config.to_dict(),
-        "action_spec": agent.spec.to_dict(),
+        **agent.made_with,
         "catalogue": catalogue_names() if agent.spec.names == HEAD_NAMES else {},
-        "config": agent.config.to_dict(),
-        "round": {name: getattr(agent, name) for name in ROUND_SIZES},
-        "network_options": dict(policy.network.options),
         "network_state_dict": policy.network.state_dict(),
         "normalizer": None if policy.normalizer is None else policy.normalizer.state_dict(),
         "return_scale": policy.return_scale.state_dict(),

@@ -30,8 +30,6 @@ from esper.simic.config import LearnerConfig
 from esper.simic.control.action_masks import ActionSpec, esper_action_spec
 from esper.simic.control.normalization import check_statistics
 
-ROUND_SIZES = ("num_envs", "max_steps", "decay_steps")
-"""Sizes of an agent that follow from the run and not from its config."""
 STATE_KEYS = (
     "format", "version", "state_dim", "slot_config", "action_spec", "catalogue", "config", "round", "network_options",
     "network_state_dict", "normalizer", "return_scale", "optimizer_state_dict", "value_memory", "counters", "extra",
@@ -61,14 +59,15 @@ def check_agent_state(state: Mapping[str, Any]) -> None:
     _check_network_options(state["network_options"])
     network = _reference_network(state, spec)
     _check_round(state, spec, config)
-    _check_weights(state["network_state_dict"], network)
+    expected = network.state_dict()
+    for name, tensor in checked_keys(state["network_state_dict"], tuple(expected), "network_state_dict").items():
+        checked_tensor(tensor, f"network_state_dict.{name}", expected[name].shape, expected[name].dtype)
     _check_optimizer(state["optimizer_state_dict"], network, config)
     if state["normalizer"] is not None:
         check_statistics(state["normalizer"], (state["state_dim"],), "normalizer")
     check_statistics(state["return_scale"], (), "return_scale")
     _check_value_memory(state["value_memory"], state, spec)
-    counters = checked_keys(state["counters"], ("total_steps", "updates"), "counters")
-    for name, count in counters.items():
+    for name, count in checked_keys(state["counters"], ("total_steps", "updates"), "counters").items():
         checked_whole(count, f"counters.{name}")
 
 
@@ -81,11 +80,11 @@ def _checked_config(state: Mapping[str, Any], spec: ActionSpec) -> LearnerConfig
     return config
 
 
-def _check_network_options(options: object) -> None:
-    for name, value in checked_keys(options, tuple(_NETWORK_OPTIONS), "network_options").items():
+def _check_network_options(given: object) -> None:
+    options = checked_keys(given, tuple(_NETWORK_OPTIONS), "network_options")
+    for name, value in options.items():
         if not has_type(value, _NETWORK_OPTIONS[name]):
             raise InputError(f"network_options.{name} cannot be {shown(value)}")
-    assert isinstance(options, Mapping)
     checked_number(options["policy_gain"], "network_options.policy_gain", 0)
 
 
@@ -117,7 +116,7 @@ def build_network(state: Mapping[str, Any], spec: ActionSpec) -> FactoredRecurre
 
 def _check_round(state: Mapping[str, Any], spec: ActionSpec, config: LearnerConfig) -> None:
     """Whether the buffer of a round would be made; on the meta device it takes no memory."""
-    sizes = checked_keys(state["round"], ROUND_SIZES, "round")
+    sizes = checked_keys(state["round"], ("num_envs", "max_steps", "decay_steps"), "round")
     for name in ("num_envs", "max_steps"):
         checked_whole(sizes[name], f"round.{name}", 1, LARGEST_ROUND)
     if sizes["decay_steps"] is not None:
@@ -135,13 +134,6 @@ def _check_round(state: Mapping[str, Any], spec: ActionSpec, config: LearnerConf
     )
 
 
-def _check_weights(weights: object, network: FactoredRecurrentActorCritic) -> None:
-    expected = network.state_dict()
-    for name, tensor in checked_keys(weights, tuple(expected), "network_state_dict").items():
-        like = expected[name]
-        checked_tensor(tensor, f"network_state_dict.{name}", like.shape, like.dtype)
-
-
 def _check_optimizer(state: object, network: FactoredRecurrentActorCritic, config: LearnerConfig) -> None:
     """Groups as the options give them, and moments of the shapes of the parameters; none before the first step."""
     optimizer = build_optimizer(network, config.lr, config.weight_decay, config.head_lr_scale)
@@ -155,9 +147,8 @@ def _check_optimizer(state: object, network: FactoredRecurrentActorCritic, confi
     if not isinstance(moments, Mapping):
         raise InputError(f"{place} must hold moments by the number of their parameter; got {shown(moments)}")
     if len(moments) not in (0, len(parameters)):
-        raise InputError(
-            f"{place} must hold moments of all {len(parameters)} parameters or of none; got {len(moments)}"
-        )
+        wanted = f"all {len(parameters)} parameters or of none"
+        raise InputError(f"{place} must hold moments of {wanted}; got {len(moments)}")
     for number, of_one in moments.items():
         where = f"{place}.{checked_whole(number, f'a key of {place}', 0, len(parameters) - 1)}"
         kept = checked_keys(of_one, ("step", "exp_avg", "exp_avg_sq"), where)
@@ -224,7 +215,7 @@ def _check_sequences(
         "lengths": ((count,), torch.int64),
     }
     for name, (shape, dtype) in shapes.items():
-        # A reward that was not finite may be remembered with its round: that is the update's to deal with.
+        # One bad reward spoils the advantages of its whole round; refitting does not use them.
         checked_tensor(parts[name], f"{place}.{name}", shape, dtype, finite=name == "obs")
     if not isinstance(parts["hidden"], tuple) or len(parts["hidden"]) != 2:
         raise InputError(f"{place}.hidden must be a pair of tensors; got {shown(parts['hidden'])}")

@@ -45,7 +45,7 @@ def clone(agent: PPOAgent, config: LessonConfig) -> Cloning:
     for _ in range(config.passes):
         taken = []
         for index in minibatches(batch.lengths, agent.num_minibatches):
-            loss = _loss(policy, batch.rows(index), target, learner.value_coef)
+            loss = _cloning_loss(policy, batch.rows(index), target, learner.value_coef)
             if step_if_finite(optimizer, loss):
                 taken.append(loss.item())
             else:
@@ -58,15 +58,13 @@ def _finite_sequences(agent: PPOAgent) -> tuple[SequenceBatch, int]:
     """The sequences of the round without NaN or infinity, and how many others there were."""
     if not agent.buffer.valid.any():
         raise EsperError("there is nothing to imitate: the round holds no steps")
-    batch = agent.buffer.get_batched_sequences(agent.device)
-    finite = batch.finite
-    left_out = int((~finite).sum())
-    if left_out == len(finite):
+    batch, left_out = agent.buffer.get_batched_sequences(agent.device).finite_rows()
+    if batch is None:
         raise EsperError(
             f"there is nothing to imitate: all {left_out} episodes hold NaN or infinity in observations or returns; "
             "look at the reward first"
         )
-    return (batch.rows(finite.nonzero().squeeze(-1)) if left_out else batch), left_out
+    return batch, left_out
 
 
 class _Smoothing(NamedTuple):
@@ -87,7 +85,7 @@ class _Smoothing(NamedTuple):
         return cls(share.to(agent.device), logits.to(agent.device))
 
 
-def _loss(policy: Policy, part: SequenceBatch, target: _Smoothing, value_coef: float) -> Tensor:
+def _cloning_loss(policy: Policy, part: SequenceBatch, target: _Smoothing, value_coef: float) -> Tensor:
     """Cross-entropy to the smoothed actions, each head over the steps where it mattered, plus the value loss."""
     output = policy.replay(part)
     # Smoothed labels: the teacher's action, and a share for whatever else was legal.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esper.kasmina.torch_private import compile_recurrent, unwrapped
 from esper.leyline import InputError
 from esper.simic.agent.rollout_buffer import SequenceBatch, TamiyoRolloutBuffer
-from esper.simic.agent.types import Decision, HeadLogProbs, Hidden, by_head
+from esper.simic.agent.types import Decision, Hidden
 from esper.simic.config import LearnerConfig
 from esper.simic.control.action_masks import (
     ActionSpec,
@@ -56,10 +56,6 @@ class Evaluation(NamedTuple):
     values: Tensor
     logits: Tensor
     hidden: Hidden
-
-    def head_log_probs(self, spec: ActionSpec) -> HeadLogProbs:
-        """The log-probabilities by head, each `[B, T]`, without gradients."""
-        return by_head(spec, self.log_probs.detach())
 
 
 class ResidualFeatures(nn.Module):

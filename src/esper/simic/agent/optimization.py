@@ -1,22 +1,13 @@
-"""What an update minimises and how it steps: loss terms, parameter groups, clipping, episodes kept for the critic.
-
-The terms of the loss as pure functions, and the statistics of one minibatch.
+"""What an update minimises and how it steps: terms of the loss, parameter groups, clipping, and the value memory.
 
 Shapes: log_probs, entropies and `active` are `[G, L, H]`; values, returns, advantages and `valid` are `[G, L]`. Means
 are masked: each head averages over the steps where it mattered, so rare heads are not diluted and padding is nothing.
-
-Rounds that the value function is fitted to again and again, while the policy learns from each of them once.
-
-What a decision brings is small beside the luck of an episode. A policy may only learn from what it has just done, but
-what came of a state stays true for longer: values that are fitted to several rounds average that luck out, and
-advantages that lean on them are less noisy. The policy shares its body with the values, so it is held where it is.
 """
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from esper.kasmina.torch_private import clip_factors, scale_tensors, tensor_norms
-from esper.leyline import DEFAULT_ADAM_EPS, ENTROPY_FLOOR_SCALE_CAP
+from esper.leyline import DEFAULT_ADAM_EPS
 from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy
 from esper.simic.agent.rollout_buffer import SequenceBatch, minibatches
 from esper.simic.config.training import GradClipMode, ValueLossType
@@ -90,78 +81,6 @@ def entropy_bonus(entropies: Tensor, active: Tensor, coefficients: Tensor) -> tu
     return (coefficients * means).sum(), means
 
 
-class RatioStatistics(NamedTuple):
-    """How far the policy has moved, on one minibatch."""
-
-    approx_kl: Tensor
-    head_kls: Tensor
-    clip_fraction: Tensor
-    ratio_max: Tensor
-    ratio_min: Tensor
-    all_finite: Tensor
-    head_clip_fractions: Tensor
-    head_ratio_max: Tensor
-    head_ratio_min: Tensor
-
-
-@torch.inference_mode()
-def ratio_statistics(log_ratio: Tensor, active: Tensor, valid: Tensor, clip_ratio: float) -> RatioStatistics:
-    """KL estimates, share of clipped ratios, and their extremes, `[]` or per head `[H]`. Nothing enters the loss.
-
-    Per step and head k = (r - 1) - ln r, which is never negative and whose mean is the KL. The joint KL sums over
-    heads, by the chain rule of a factored policy, and averages over steps; heads that did not matter add nothing.
-    """
-    ratio = log_ratio.exp()
-    kl = log_ratio.expm1() - log_ratio  # unlike (ratio - 1), expm1 loses nothing when the ratio is close to 1
-    steps = valid.sum().clamp(min=1)
-    clipped = active & ((ratio - 1.0).abs() > clip_ratio)
-    return RatioStatistics(
-        torch.where(active, kl, 0.0).sum() / steps,
-        masked_mean(kl, active),
-        clipped.sum() / active.sum().clamp(min=1),
-        ratio.max(),
-        ratio.min(),
-        ratio.isfinite().all(),
-        masked_mean(clipped.to(ratio.dtype), active),
-        ratio.flatten(0, -2).amax(0),
-        ratio.flatten(0, -2).amin(0),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class EntropySchedule:
-    """How strongly exploration is paid for."""
-
-    initial: float
-    minimum: float
-    adaptive_floor: bool = False
-    decay_steps: int | None = None
-    """Steps over which the coefficient falls to its floor; None: it stays."""
-
-    def floor(self, mask: Tensor | None = None) -> float:
-        """`minimum`, raised where a mask leaves few of the actions, by ln(all) / ln(valid) but at most threefold.
-
-        The entropies themselves are already normalised by the valid actions. The adaptive floor comes on top: it
-        keeps heads exploring that rarely have a choice.
-        """
-        if mask is None or not self.adaptive_floor:
-            return self.minimum
-        total, valid = mask.numel(), int(mask.sum())
-        if valid <= 1 or valid == total:
-            return self.minimum
-        return self.minimum * min(math.log(total) / math.log(valid), ENTROPY_FLOOR_SCALE_CAP)
-
-    def coefficient(self, steps: int, mask: Tensor | None = None) -> float:
-        """The scalar base after `steps`; per-head factors multiply it. 0 to begin with means no bonus at all."""
-        if self.initial == 0.0:
-            return 0.0
-        floor = self.floor(mask)
-        if self.decay_steps is None:
-            return max(self.initial, floor) if self.adaptive_floor else self.initial
-        progress = min(1.0, steps / self.decay_steps) if self.decay_steps > 0 else 1.0
-        return max(floor, self.initial + progress * (floor - self.initial))
-
-
 def fewest_valid(spec: ActionSpec, selected: Tensor, active: Tensor) -> dict[str, Tensor | None]:
     """Per head a mask as restrictive as the tightest choice in the batch, or None if it never had a choice.
 
@@ -172,6 +91,29 @@ def fewest_valid(spec: ActionSpec, selected: Tensor, active: Tensor) -> dict[str
     return {
         head.name: torch.arange(head.size) < count if count <= head.size else None
         for head, count in zip(spec.heads, counts, strict=True)
+    }
+
+
+@torch.inference_mode()
+def ratio_statistics(log_ratio: Tensor, active: Tensor, valid: Tensor, clip_ratio: float) -> dict[str, Tensor]:
+    """How far the policy has moved, on one minibatch: `[]`, or `[H]` for heads. Nothing of it enters the loss.
+
+    Per step and head k = (r - 1) - ln r, which is never negative and whose mean is the KL. The joint KL sums over
+    heads, by the chain rule of a factored policy, and averages over steps; heads that did not matter add nothing.
+    """
+    ratio = log_ratio.exp()
+    kl = log_ratio.expm1() - log_ratio  # unlike (ratio - 1), expm1 loses nothing when the ratio is close to 1
+    clipped = active & ((ratio - 1.0).abs() > clip_ratio)
+    return {
+        "approx_kl": torch.where(active, kl, 0.0).sum() / valid.sum().clamp(min=1),
+        "clip_fraction": clipped.sum() / active.sum().clamp(min=1),
+        "ratio_max": ratio.max(),
+        "ratio_min": ratio.min(),
+        "ratios_finite": ratio.isfinite().all(),
+        "head_kls": masked_mean(kl, active),
+        "head_clip_fractions": masked_mean(clipped.to(ratio.dtype), active),
+        "head_ratio_max": ratio.flatten(0, -2).amax(0),
+        "head_ratio_min": ratio.flatten(0, -2).amin(0),
     }
 
 
@@ -246,16 +188,11 @@ def step_if_finite(optimizer: torch.optim.Optimizer, loss: Tensor) -> bool:
     return True
 
 
-class GradientNorms(NamedTuple):
-    """Norms of one step, on the device: one per unit `[U]` before clipping, and the total before and after."""
+def clip_gradients(units: Mapping[str, list[nn.Parameter]], max_norm: float, mode: GradClipMode) -> dict[str, Tensor]:
+    """Clip each unit to `max_norm`, or all together, in place and without waiting for the device.
 
-    units: Tensor
-    total: Tensor
-    post_clip: Tensor
-
-
-def clip_gradients(units: Mapping[str, list[nn.Parameter]], max_norm: float, mode: GradClipMode) -> GradientNorms:
-    """Clip each unit to `max_norm`, or all together, in place and without waiting for the device."""
+    Returns the norm of each unit `[U]` before clipping, and the total before and after.
+    """
     names = [name for name, parameters in units.items() for p in parameters if p.grad is not None]
     gradients = [p.grad for parameters in units.values() for p in parameters if p.grad is not None]
     owner = torch.tensor([list(units).index(name) for name in names], device=gradients[0].device)
@@ -266,11 +203,17 @@ def clip_gradients(units: Mapping[str, list[nn.Parameter]], max_norm: float, mod
     limited = norms if mode == "per_head" else total.expand_as(norms)
     factors = clip_factors(limited, max_norm).clamp(max=1.0)
     scale_tensors(gradients, factors[owner].unbind())
-    return GradientNorms(norms, total, torch.linalg.vector_norm(norms * factors))
+    after = torch.linalg.vector_norm(norms * factors)
+    return {"grad_norms": norms, "total_grad_norm": total, "post_clip_grad_norm": after}
 
 
 class ValueMemory:
-    """The newest `rounds` rounds; with 0 it remembers nothing and does nothing."""
+    """The newest rounds, to which values are fitted again and again, while the policy learns from each of them once.
+
+    What a decision brings is small beside the luck of an episode. A policy may only learn from what it has just done,
+    but what came of a state stays true for longer: values that are fitted to several rounds average that luck out, and
+    advantages that lean on them are less noisy. The policy shares its trunk with the values, so it is held where it is.
+    """
 
     def __init__(self, rounds: int) -> None:
         self._rounds: deque[SequenceBatch] = deque(maxlen=rounds)
@@ -283,10 +226,9 @@ class ValueMemory:
 
         Kept, they would spoil a minibatch of every refit until the round is forgotten.
         """
-        finite = batch.finite
-        left_out = int((~finite).sum())
-        if left_out < len(finite):
-            self._rounds.append(batch.rows(finite.nonzero().squeeze(-1)) if left_out else replace(batch, masks={}))
+        finite, left_out = batch.finite_rows()
+        if finite is not None:
+            self._rounds.append(finite)
         return left_out
 
     def refit(self, policy: Policy, lr: float, value_coef: float, num_minibatches: int) -> int:
@@ -303,7 +245,7 @@ class ValueMemory:
             batch, before = self._rounds[number], befores[number]
             for index in minibatches(batch.lengths, num_minibatches):
                 part = batch.rows(index)
-                loss = _loss(policy, part, before[index, : part.obs.shape[1]], value_coef)
+                loss = _refit_loss(policy, part, before[index, : part.obs.shape[1]], value_coef)
                 skipped += not step_if_finite(optimizer, loss)
         optimizer.zero_grad(set_to_none=True)
         return skipped
@@ -317,7 +259,7 @@ class ValueMemory:
         self._rounds.extend(SequenceBatch(**batch).to(device) for batch in state)
 
 
-def _loss(policy: Policy, part: SequenceBatch, before: Tensor, value_coef: float) -> Tensor:
+def _refit_loss(policy: Policy, part: SequenceBatch, before: Tensor, value_coef: float) -> Tensor:
     """The value loss, and how far the policy has moved from the logits `before`, over the heads that mattered."""
     output = policy.replay(part)
     value, _ = value_loss(output.values, policy.scaled(part.returns), part.valid)

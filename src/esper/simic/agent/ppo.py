@@ -1,21 +1,28 @@
 """Recurrent PPO over factored, conditionally masked actions.
 
 The agent is generic: an `ActionSpec` says which heads there are. Esper's four are one such spec; a single head with
-two actions makes the same agent play CartPole. `update` can be read from top to bottom: what a step of it computes is
-in `losses.py`, what it stores and replays in `rollout_buffer.py`, what it reports in `update_log.py`.
+two actions makes the same agent play CartPole.
+
+From `update` on, the file reads as an update runs: advantages, epochs, minibatches, the loss of one of them, its
+gradients. The terms of the loss and the optimiser are in `optimization.py`, what is stored and replayed is in
+`rollout_buffer.py`, and what is reported in `update_log.py`.
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.leyline import (
     DEFAULT_EPISODE_LENGTH,
     DEFAULT_NUM_ENVS,
+    ENTROPY_FLOOR_SCALE_CAP,
     KL_STOP_MULTIPLIER,
     LOW_ADVANTAGE_STD,
     RECURRENT_EPOCHS_CAP,
@@ -25,7 +32,6 @@ from esper.leyline import (
 )
 from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy
 from esper.simic.agent.optimization import (
-    EntropySchedule,
     ValueMemory,
     build_optimizer,
     clip_gradients,
@@ -41,24 +47,23 @@ from esper.simic.agent.optimization import (
 from esper.simic.agent.rollout_buffer import SequenceBatch, TamiyoRolloutBuffer, minibatches
 from esper.simic.agent.types import (
     Decision,
-    HeadEntropies,
     Hidden,
     PPOUpdateMetrics,
     TelemetryLevels,
     UpdateObserver,
     ValueDiagnostics,
-    by_head,
 )
 from esper.simic.agent.update_log import (
-    MinibatchReport,
+    Report,
     UpdateLog,
     empty_metrics,
-    fetch_report,
+    fetch,
+    is_usable,
     round_statistics,
     value_diagnostics,
 )
 from esper.simic.config import LearnerConfig
-from esper.simic.control.action_masks import ActionSpec, Masks, esper_action_spec, mask_hit_rates
+from esper.simic.control.action_masks import ActionSpec, Masks, by_head, esper_action_spec
 from esper.tolaria.compute import find_device
 
 logger = logging.getLogger(__name__)
@@ -70,7 +75,7 @@ class PPOAgent:
     """A policy that learns: with its optimiser, the buffer of the current round, and the rounds its values remember.
 
     loss = policy loss + `value_coef` * value loss - sum over heads of (entropy coefficient * per-head factor * mean
-    entropy). `entropy_coef` is only the base: see `get_entropy_coef`. Every term is described in `losses.py`.
+    entropy). `entropy_coef` is only the base: see `get_entropy_coef`. The terms are those of `optimization.py`.
     """
 
     def __init__(
@@ -105,8 +110,9 @@ class PPOAgent:
             self.spec.head(name)
         # What decides, what remembers a round, and what learns from it.
         self.policy = self._make_policy(network, normalize=normalize)
-        self.buffer = self.make_buffer()
         base = self._base_network
+        self.config = replace(config, lstm_hidden_dim=base.lstm_hidden_dim, lstm_layers=base.lstm_layers)
+        self.buffer = self.make_buffer()
         self.optimizer = build_optimizer(base, config.lr, config.weight_decay, config.head_lr_scale)
         self.memory = ValueMemory(config.value_memory)
         self.units = parameter_units(base)
@@ -117,88 +123,12 @@ class PPOAgent:
         """Environment steps learned from so far."""
         self.updates = 0
 
-    def _make_policy(self, network: nn.Module | None, *, normalize: bool) -> Policy:
-        config = self.config
-        if network is None:
-            hidden, layers = config.lstm_hidden_dim, config.lstm_layers
-            network = FactoredRecurrentActorCritic(
-                self.spec, self.state_dim, lstm_hidden_dim=hidden, lstm_layers=layers
-            )
-        policy = Policy(
-            network,
-            find_device(config.device),
-            normalize=normalize,
-            scale_values=config.scale_values,
-            compile_network=config.compile_network,
-        )
-        self._require_same_heads("network", policy.spec)
-        base = policy.network
-        self.config = replace(config, lstm_hidden_dim=base.lstm_hidden_dim, lstm_layers=base.lstm_layers)
-        if base.state_dim != self.state_dim:
-            raise InputError(f"the network reads observations of {base.state_dim}, the agent of {self.state_dim}")
-        return policy
-
-    def _require_same_heads(self, owner: str, theirs: ActionSpec) -> None:
-        """Refuse what was made for other heads than the agent's."""
-        if theirs != self.spec:
-            sizes = [", ".join(f"{head.name} {head.size}" for head in spec.heads) for spec in (theirs, self.spec)]
-            raise InputError(f"the {owner} is made for other heads ({sizes[0]}) than the agent ({sizes[1]})")
-
-    @property
-    def _base_network(self) -> FactoredRecurrentActorCritic:
-        return self.policy.network
-
-    @property
-    def device(self) -> str:
-        """Where the policy, the buffer and the optimiser are."""
-        return str(self.policy.device)
-
-    def make_buffer(self) -> TamiyoRolloutBuffer:
-        """An empty buffer for one round of this agent."""
-        return TamiyoRolloutBuffer(
-            state_dim=self.state_dim,
-            num_envs=self.num_envs,
-            max_steps=self.max_steps,
-            lstm_hidden_dim=self.config.lstm_hidden_dim,
-            lstm_layers=self.config.lstm_layers,
-            slot_config=self.slot_config,
-            action_spec=self.spec,
-            device=self.device,
-            hidden_storage=self.config.hidden_storage,
-        )
-
-    def initial_hidden(self, num_envs: int | None = None) -> Hidden:
-        """The LSTM state at the start of an episode."""
-        return self.policy.initial_hidden(self.num_envs if num_envs is None else num_envs)
-
-    def act(self, obs: Tensor, masks: Masks, hidden: Hidden, *, deterministic: bool = False) -> Decision:
-        """Decide for normalised `obs [N, D]`; values are in raw units."""
-        return self.policy.act(obs, masks, hidden, deterministic=deterministic, step=self.buffer.num_steps)
-
-    def get_entropy_floor(self, action_mask: Tensor | None = None) -> float:
-        """The least entropy coefficient; see `EntropySchedule.floor`."""
-        return self._entropy_schedule().floor(action_mask)
-
-    def get_entropy_coef(self, action_mask: Tensor | None = None) -> float:
-        """The base coefficient now, before per-head factors; see `EntropySchedule.coefficient`."""
-        return self._entropy_schedule().coefficient(self.total_steps, action_mask)
-
-    def _entropy_schedule(self) -> EntropySchedule:
-        config = self.config
-        floor = config.entropy_coef_min, config.adaptive_entropy_floor
-        return EntropySchedule(config.entropy_coef, *floor, self.decay_steps)
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Learn at this rate from now on; heads keep their factors on it."""
-        set_learning_rate(self.optimizer, lr, self.config.head_lr_scale)
-
     def update(self, buffer: TamiyoRolloutBuffer | None = None) -> PPOUpdateMetrics:
         """Learn from one round, then clear it.
 
-        Every epoch replays whole sequences from their own start, in one batch by default. This is deliberate: an
-        episode's start needs no stored state, so the LSTM is trained on states that the present weights lead to, which
-        shuffled single steps would not allow. The policy's normaliser takes in the raw observations first; learning
-        uses the observations as acted upon.
+        Every epoch replays whole sequences from their own start. This is deliberate: an episode's start needs no stored
+        state, so the LSTM is trained on states that the present weights lead to, which shuffled single steps would not
+        allow. The policy's normaliser takes in the raw observations first; learning uses those acted upon.
         """
         buffer = self.buffer if buffer is None else buffer
         self._require_same_heads("buffer", buffer.spec)
@@ -245,21 +175,18 @@ class PPOAgent:
         with torch.no_grad():
             before = self.policy.replay(batch)
         log = UpdateLog(self.spec)
-        self._run_epochs(batch, before.values, coefficients, log)
+        self._run_epochs(batch, before.values, torch.tensor(list(coefficients.values()), device=self.device), log)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             after = self.policy.replay(batch)
         return log.summary(
             diagnostics,
             entropy_coefs=coefficients,
-            mask_hit_rates=mask_hit_rates(self.spec, batch.selected, batch.active),
             **round_statistics(self.spec, batch, before, after, self.policy.return_scale.scale),
         )
 
-    def _run_epochs(
-        self, batch: SequenceBatch, before_values: Tensor, coefficients: Mapping[str, float], log: UpdateLog
-    ) -> None:
-        weights = torch.tensor(list(coefficients.values()), device=self.device)
+    def _run_epochs(self, batch: SequenceBatch, before_values: Tensor, weights: Tensor, log: UpdateLog) -> None:
+        """All epochs, or until the KL limit; `weights [H]` are the entropy coefficients of the heads."""
         for _ in range(self.epochs):
             log.epochs.append([])
             for index in minibatches(batch.lengths, self.num_minibatches):
@@ -272,21 +199,21 @@ class PPOAgent:
         """One minibatch: step, or skip it if a number is not finite; False if the policy has moved far enough."""
         report, log_ratio = self._backward(part, reference, weights)
         # NaN or infinity costs the minibatch, never the weights.
-        if not report.usable:
+        if not is_usable(report):
             log.skipped_steps += 1
             self._note_ratio_issue(report, log_ratio, log)
             return True
         log.epochs[-1].append(report)
         # Early stopping, before the step that would go too far.
         target = self.config.target_kl
-        if target is not None and report.scalars["approx_kl"] > KL_STOP_MULTIPLIER * target:
+        if target is not None and report["approx_kl"] > KL_STOP_MULTIPLIER * target:
             log.early_stopped = True
             return False
         self.optimizer.step()
         log.optimizer_steps += 1
         return True
 
-    def _backward(self, part: SequenceBatch, reference: Tensor, weights: Tensor) -> tuple[MinibatchReport, Tensor]:
+    def _backward(self, part: SequenceBatch, reference: Tensor, weights: Tensor) -> tuple[Report, Tensor]:
         """Gradients of one minibatch, clipped, and its numbers; the optimiser has not moved yet."""
         config = self.config
         evaluation = self._base_network.evaluate_actions(part.obs, part.actions, part.selected, part.hidden)
@@ -309,15 +236,19 @@ class PPOAgent:
         # Whoever looks on sees gradients as they are before clipping.
         if self.observer is not None:
             losses = {"policy": policy.detach(), "value": value.detach(), "total": total.detach()}
-            means: HeadEntropies = by_head(self.spec, entropies.detach())
-            self.observer.minibatch(part, evaluation.head_log_probs(self.spec), means, losses)
+            log_probs = by_head(self.spec, evaluation.log_probs.detach())
+            self.observer.minibatch(part, log_probs, by_head(self.spec, entropies.detach()), losses)
         norms = clip_gradients(self.units, config.max_grad_norm, config.grad_clip_mode)
-        statistics = ratio_statistics(log_ratio.detach(), part.active, part.valid, config.clip_ratio)
-        return fetch_report(policy, value, total, entropies, statistics, norms), log_ratio.detach()
+        # All numbers of the minibatch, for which the device is waited for once.
+        log_ratio = log_ratio.detach()
+        statistics = ratio_statistics(log_ratio, part.active, part.valid, config.clip_ratio)
+        numbers = {"policy_loss": policy, "value_loss": value, "total_loss": total, "entropies": entropies}
+        return fetch(numbers | statistics | norms, list(self.units)), log_ratio
 
-    def _note_ratio_issue(self, report: MinibatchReport, log_ratio: Tensor, log: UpdateLog) -> None:
-        if not report.ratios_finite:
+    def _note_ratio_issue(self, report: Report, log_ratio: Tensor, log: UpdateLog) -> None:
+        if not report["ratios_finite"]:
             log.ratio_issue = True
+            # Which of the two it was is worth another look at the device only if someone asks.
             if self.telemetry_config is not None and self.telemetry_config.should_collect("debug"):
                 ratio = log_ratio.exp()
                 for name, found in (("ratio_has_nan", ratio.isnan()), ("ratio_has_inf", ratio.isinf())):
@@ -332,6 +263,107 @@ class PPOAgent:
         skipped = self.memory.refit(self.policy, lr, self.config.value_coef, self.num_minibatches)
         metrics["skipped_steps"] += skipped
         metrics["has_numerical_issue"] |= left_out + skipped > 0
+
+    def get_entropy_coef(self, action_mask: Tensor | None = None) -> float:
+        """The entropy coefficient now: it falls linearly from `entropy_coef` to its floor over `decay_steps`.
+
+        It is the scalar base, which the factors of single heads multiply. An `entropy_coef` of 0 means no bonus at all.
+        """
+        initial, floor = self.config.entropy_coef, self.get_entropy_floor(action_mask)
+        if initial == 0.0:
+            return 0.0
+        if self.decay_steps is None:
+            return max(initial, floor) if self.config.adaptive_entropy_floor else initial
+        progress = min(1.0, self.total_steps / self.decay_steps) if self.decay_steps > 0 else 1.0
+        return max(floor, initial + progress * (floor - initial))
+
+    def get_entropy_floor(self, action_mask: Tensor | None = None) -> float:
+        """The least entropy coefficient: `entropy_coef_min`, raised by `adaptive_entropy_floor` where a mask is tight.
+
+        It rises by ln(all) / ln(valid actions), but at most threefold. The entropies themselves are already normalised
+        by the valid actions; the adaptive floor comes on top, and keeps heads exploring that rarely have a choice.
+        """
+        floor = self.config.entropy_coef_min
+        if action_mask is None or not self.config.adaptive_entropy_floor:
+            return floor
+        total, valid = action_mask.numel(), int(action_mask.sum())
+        if valid <= 1 or valid == total:
+            return floor
+        return floor * min(math.log(total) / math.log(valid), ENTROPY_FLOOR_SCALE_CAP)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Learn at this rate from now on; heads keep their factors on it."""
+        set_learning_rate(self.optimizer, lr, self.config.head_lr_scale)
+
+    def initial_hidden(self, num_envs: int | None = None) -> Hidden:
+        """The LSTM state at the start of an episode."""
+        return self.policy.initial_hidden(self.num_envs if num_envs is None else num_envs)
+
+    def act(self, obs: Tensor, masks: Masks, hidden: Hidden, *, deterministic: bool = False) -> Decision:
+        """Decide for normalised `obs [N, D]`; values are in raw units."""
+        return self.policy.act(obs, masks, hidden, deterministic=deterministic, step=self.buffer.num_steps)
+
+    @property
+    def device(self) -> str:
+        """Where the policy, the buffer and the optimiser are."""
+        return str(self.policy.device)
+
+    @property
+    def _base_network(self) -> FactoredRecurrentActorCritic:
+        return self.policy.network
+
+    @cached_property
+    def made_with(self) -> Mapping[str, Any]:
+        """What never changes of an agent, in built-in types, as checkpoints hold it."""
+        return {
+            "state_dim": self.state_dim,
+            "slot_config": self.slot_config.to_dict(),
+            "action_spec": self.spec.to_dict(),
+            "config": self.config.to_dict(),
+            "round": {"num_envs": self.num_envs, "max_steps": self.max_steps, "decay_steps": self.decay_steps},
+            "network_options": dict(self._base_network.options),
+        }
+
+    def make_buffer(self) -> TamiyoRolloutBuffer:
+        """An empty buffer for one round of this agent."""
+        return TamiyoRolloutBuffer(
+            state_dim=self.state_dim,
+            num_envs=self.num_envs,
+            max_steps=self.max_steps,
+            lstm_hidden_dim=self.config.lstm_hidden_dim,
+            lstm_layers=self.config.lstm_layers,
+            slot_config=self.slot_config,
+            action_spec=self.spec,
+            device=self.device,
+            hidden_storage=self.config.hidden_storage,
+        )
+
+    def _make_policy(self, network: FactoredRecurrentActorCritic | None, *, normalize: bool) -> Policy:
+        config = self.config
+        if network is None:
+            hidden, layers = config.lstm_hidden_dim, config.lstm_layers
+            network = FactoredRecurrentActorCritic(
+                self.spec, self.state_dim, lstm_hidden_dim=hidden, lstm_layers=layers
+            )
+        policy = Policy(
+            network,
+            find_device(config.device),
+            normalize=normalize,
+            scale_values=config.scale_values,
+            compile_network=config.compile_network,
+        )
+        self._require_same_heads("network", policy.spec)
+        if policy.network.state_dim != self.state_dim:
+            raise InputError(
+                f"the network reads observations of {policy.network.state_dim}, the agent of {self.state_dim}"
+            )
+        return policy
+
+    def _require_same_heads(self, owner: str, theirs: ActionSpec) -> None:
+        """Refuse what was made for other heads than the agent's."""
+        if theirs != self.spec:
+            sizes = [", ".join(f"{head.name} {head.size}" for head in spec.heads) for spec in (theirs, self.spec)]
+            raise InputError(f"the {owner} is made for other heads ({sizes[0]}) than the agent ({sizes[1]})")
 
 
 def _capped(epochs: int) -> int:

@@ -19,7 +19,7 @@ unless its episode began in an earlier round. State never crosses a boundary.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -207,7 +207,12 @@ class TamiyoRolloutBuffer:
 
     def normalize_advantages(self) -> None:
         """Zero mean and unit spread over all valid steps of all environments together."""
-        self.advantages.copy_(standardize(self.advantages, self.valid))
+        valid = self.valid
+        if valid.any():
+            chosen = self.advantages[valid]
+            # A tiny spread is noise: it is not blown up to 1.
+            spread = chosen.std(correction=0).clamp(min=ADVANTAGE_STD_FLOOR)
+            self.advantages.copy_(torch.where(valid, (self.advantages - chosen.mean()) / spread, self.advantages))
 
     def get_batched_sequences(self, device: torch.device | str | None = None) -> "SequenceBatch":
         """Every episode, or the part of it that is in its row, as one padded sequence on `device`.
@@ -218,15 +223,26 @@ class TamiyoRolloutBuffer:
         starts = torch.zeros_like(self.dones)
         starts[:, 0] = True
         starts[:, 1:] = self.dones[:, :-1]
-        steps = {
-            "obs": self.obs,
-            "actions": self.actions,
-            "old_log_probs": self.log_probs,
-            "advantages": self.advantages,
-            "returns": self.returns,
-        }
-        first_hidden = (self.hidden_h[:, 0], self.hidden_c[:, 0])
-        batch = gather_sequences(self.spec, steps, self.masks, first_hidden, starts & self.valid, self.valid)
+        index, real, lengths = _layout(starts & self.valid, self.valid)
+        actions = _take(self.actions, index, real)
+        masks = {name: _take(mask, index, real) for name, mask in self.masks.items()}
+        # Only sequences that begin a row may have begun in an earlier round, and so need their stored state.
+        row, begins_row = index[:, 0] // self.max_steps, (index[:, 0] % self.max_steps == 0).view(1, -1, 1)
+        first = (state[row, 0].movedim(1, 0) for state in (self.hidden_h, self.hidden_c))
+        h, c = (torch.where(begins_row, state, 0.0).contiguous() for state in first)
+        batch = SequenceBatch(
+            obs=_take(self.obs, index, real),
+            actions=actions,
+            old_log_probs=_take(self.log_probs, index, real),
+            advantages=_take(self.advantages, index, real),
+            returns=_take(self.returns, index, real),
+            valid=real,
+            active=causal_masks(self.spec, actions, real),
+            selected=select_masks(self.spec, masks, actions),
+            masks=masks,
+            hidden=(h, c),
+            lengths=lengths.cpu(),
+        )
         return batch.to(self.device if device is None else device)
 
     def clear(self) -> None:
@@ -263,15 +279,6 @@ def generalized_advantages(
         running = deltas[:, step] + torch.where(ends[:, step], 0.0, carry[:, step] * running)
         advantages[:, step] = running
     return advantages
-
-
-def standardize(advantages: Tensor, valid: Tensor) -> Tensor:
-    """Zero mean and unit spread over all valid steps together; a tiny spread is not blown up to 1."""
-    if not valid.any():
-        return advantages
-    chosen = advantages[valid]
-    spread = chosen.std(correction=0).clamp(min=ADVANTAGE_STD_FLOOR)
-    return torch.where(valid, (advantages - chosen.mean()) / spread, advantages)
 
 
 @dataclass(slots=True)
@@ -319,12 +326,18 @@ class SequenceBatch:
         """`[G, L, H, K]`: `selected`, but everything for heads that did not matter, whose logits must stay finite."""
         return self.selected | ~self.active.unsqueeze(-1)
 
-    @property
-    def finite(self) -> Tensor:
-        """`[G]` bool, on the host: neither observations nor returns nor the first LSTM state hold NaN or infinity."""
+    def finite_rows(self) -> tuple["SequenceBatch | None", int]:
+        """The sequences without NaN or infinity, None if there are none, and how many others there are.
+
+        Observations, returns and the first LSTM state are looked at; the full masks are left out, as in `rows`.
+        """
         steps = self.obs.isfinite().all(-1) & self.returns.isfinite()
         state = self.hidden[0].isfinite() & self.hidden[1].isfinite()
-        return (steps.all(-1) & state.all(-1).all(0)).cpu()
+        finite = (steps.all(-1) & state.all(-1).all(0)).cpu()
+        left_out = int((~finite).sum())
+        if left_out == len(finite):
+            return None, left_out
+        return (self.rows(finite.nonzero().squeeze(-1)) if left_out else replace(self, masks={})), left_out
 
     def to(self, device: torch.device | str) -> "SequenceBatch":
         """The same on `device`, but for the lengths."""
@@ -339,37 +352,11 @@ class SequenceBatch:
 _STEP_FIELDS = tuple(spec.name for spec in fields(SequenceBatch) if spec.name not in ("masks", "hidden", "lengths"))
 
 
-def gather_sequences(
-    spec: ActionSpec,
-    steps: Mapping[str, Tensor],
-    masks: Mapping[str, Tensor],
-    first_hidden: Hidden,
-    starts: Tensor,
-    valid: Tensor,
-) -> SequenceBatch:
-    """Cut rows `[N, T, ...]` into sequences at `starts [N, T]`; `first_hidden` is `[N, layers, hidden]`, twice."""
-    # Padding points at step 0 and is zeroed.
-    index, real, lengths = _layout(starts, valid)
-    padded = {name: _take(tensor, index, real) for name, tensor in steps.items()}
-    padded_masks = {name: _take(mask, index, real) for name, mask in masks.items()}
-    # Only sequences that begin a row may have begun in an earlier round, and so need their stored state.
-    begins_row = (index[:, 0] % starts.shape[1] == 0).view(1, -1, 1)
-    row = index[:, 0] // starts.shape[1]
-    h, c = (torch.where(begins_row, state[row].movedim(1, 0), 0.0).contiguous() for state in first_hidden)
-    actions = padded["actions"]
-    return SequenceBatch(
-        **padded,
-        valid=real,
-        active=causal_masks(spec, actions, real),
-        selected=select_masks(spec, padded_masks, actions),
-        masks=padded_masks,
-        hidden=(h, c),
-        lengths=lengths.cpu(),
-    )
-
-
 def _layout(starts: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each step of each sequence lies: flat index `[G, L]`, whether it is real, and lengths `[G]`."""
+    """Where each step of each sequence lies: flat index `[G, L]`, whether it is real, and lengths `[G]`.
+
+    `starts [N, T]` is True where a sequence begins. Padding points at step 0.
+    """
     flat = valid.flatten().nonzero().squeeze(-1)
     # Steps lie row after row, so counting the starts numbers the sequences.
     sequence = starts.flatten()[flat].cumsum(0) - 1

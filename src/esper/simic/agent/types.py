@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, NamedTuple, NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
-from esper.simic.control.action_masks import ActionSpec
-
 if TYPE_CHECKING:
     from esper.simic.agent.rollout_buffer import SequenceBatch
 
@@ -34,11 +32,6 @@ class ActionDict(TypedDict):
     blueprint: int
     blend: int
     op: int
-
-
-def by_head(spec: ActionSpec, stacked: Tensor) -> dict[str, Tensor]:
-    """The columns of `stacked [..., H]` by head name, in storage order."""
-    return dict(zip(spec.names, stacked.unbind(-1), strict=True))
 
 
 class TelemetryLevels(Protocol):

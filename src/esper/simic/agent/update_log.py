@@ -1,16 +1,16 @@
 """What an update reports: numbers of each minibatch, fetched from the device in one go, and their summary."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from esper.leyline import DIVISION_GUARD
 from esper.simic.agent.network import NetworkOutput
-from esper.simic.agent.optimization import VALUE_UNIT, GradientNorms, RatioStatistics, masked_mean
+from esper.simic.agent.optimization import TRUNK_UNIT, VALUE_UNIT, masked_mean
 from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.agent.types import EpochMetrics, GradientStats, PPOUpdateMetrics, ValueDiagnostics
 from esper.simic.control.action_masks import ActionSpec, MaskedCategorical, joint_entropy, joint_kl
@@ -18,54 +18,22 @@ from esper.simic.control.action_masks import ActionSpec, MaskedCategorical, join
 _WIDE = 0.98
 """How much of a round's ratios lies below its high one, and above its low one."""
 
-
-class MinibatchReport(NamedTuple):
-    """One minibatch, on the host."""
-
-    scalars: dict[str, float]
-    entropies: list[float]
-    head_kls: list[float]
-    head_clip_fractions: list[float]
-    head_ratio_max: list[float]
-    head_ratio_min: list[float]
-    grad_norms: list[float]
-    """Per head, then value, then trunk."""
-
-    @property
-    def ratios_finite(self) -> bool:
-        """Whether all probability ratios were finite."""
-        return self.scalars["ratios_finite"] == 1.0
-
-    @property
-    def usable(self) -> bool:
-        """Whether a step on these gradients leaves the parameters finite."""
-        losses = (self.scalars["total_loss"], self.scalars["total_grad_norm"])
-        return self.ratios_finite and all(math.isfinite(number) for number in losses)
+Report = dict[str, float]
+"""The numbers of one minibatch, on the host. Those of a head or of another part of the network go by `head_kls.op`."""
 
 
 @torch.inference_mode()
-def fetch_report(
-    policy: Tensor, value: Tensor, total: Tensor, entropies: Tensor, ratios: RatioStatistics, norms: GradientNorms
-) -> MinibatchReport:
-    """Everything that the host wants to know about a minibatch, in one transfer."""
-    scalars = {
-        "policy_loss": policy,
-        "value_loss": value,
-        "total_loss": total,
-        "approx_kl": ratios.approx_kl,
-        "clip_fraction": ratios.clip_fraction,
-        "ratio_max": ratios.ratio_max,
-        "ratio_min": ratios.ratio_min,
-        "ratios_finite": ratios.all_finite.float(),
-        "total_grad_norm": norms.total,
-        "post_clip_grad_norm": norms.post_clip,
-    }
-    # All numbers in one tensor, so that the device is waited for once.
-    per_head = (ratios.head_kls, ratios.head_clip_fractions, ratios.head_ratio_max, ratios.head_ratio_min)
-    parts = [torch.stack(list(scalars.values())), entropies, *per_head, norms.units]
-    numbers = iter(torch.cat(parts).tolist())
-    first, *lists = ([next(numbers) for _ in part] for part in parts)
-    return MinibatchReport(dict(zip(scalars, first, strict=True)), *lists)
+def fetch(numbers: Mapping[str, Tensor], parts: Sequence[str] = ()) -> Report:
+    """Tensors `[]` and `[n]` as numbers by name, in one transfer; those of `[n]` go by the first n of `parts`."""
+    names = []
+    for name, number in numbers.items():
+        names += [f"{name}.{part}" for part in parts[: len(number)]] if number.dim() else [name]
+    return dict(zip(names, torch.cat([number.reshape(-1) for number in numbers.values()]).tolist(), strict=True))
+
+
+def is_usable(report: Report) -> bool:
+    """Whether a step on the gradients of this minibatch leaves the parameters finite."""
+    return bool(report["ratios_finite"]) and math.isfinite(report["total_loss"] + report["total_grad_norm"])
 
 
 @torch.no_grad()
@@ -87,8 +55,7 @@ def value_diagnostics(values: Tensor, returns: Tensor, advantages: Tensor) -> Va
         "advantage_positive_share": (advantages > 0).float().mean(),
         "explained_variance": _explained_variance(values, returns),
     }
-    fetched = torch.stack(list(numbers.values())).tolist()
-    return cast("ValueDiagnostics", dict(zip(numbers, fetched, strict=True)))
+    return cast("ValueDiagnostics", fetch(numbers))
 
 
 def _explained_variance(values: Tensor, returns: Tensor) -> Tensor:
@@ -109,13 +76,12 @@ def round_statistics(
     # A head had a choice where it mattered and masks left it two options.
     choices = batch.active & (batch.selected.sum(-1) > 1)
     old, new = (MaskedCategorical(output.logits, batch.selected, validate=False) for output in (before, after))
-    entropies = old.normalized_entropy()
     # How far the probability of each taken action has moved.
     change = (new.log_prob(batch.actions) - old.log_prob(batch.actions))[batch.active]
     moved = change.float().exp().nan_to_num(torch.inf)
     values, returns = (after.values * scale)[real].float(), batch.returns[real].float()
     low, high = moved.quantile(moved.new_tensor([1 - _WIDE, _WIDE])).unbind()
-    scalars = {
+    numbers = {
         "return_scale": scale,
         "round_ratio_low": low,
         "round_ratio_high": high,
@@ -123,15 +89,25 @@ def round_statistics(
         "joint_kl": joint_kl(spec, before.logits[real], after.logits[real], masks).mean(),
         "value_mse_after": (returns - values).square().mean(),
         "explained_variance_after": _explained_variance(values, returns),
+        "mask_hit_rates": mask_hit_rates(spec, batch.selected, batch.active),
+        "head_choice_entropies": masked_mean(old.normalized_entropy(), choices),
+        "head_choices": choices.flatten(0, -2).sum(0),
     }
-    parts = [torch.stack(list(scalars.values())), masked_mean(entropies, choices), choices.flatten(0, -2).sum(0)]
-    numbers = iter(torch.cat(parts).tolist())
-    fetched = dict(zip(scalars, numbers, strict=False))
-    head_entropies = {name: next(numbers) for name in spec.names}
-    return fetched | {
-        "head_choice_entropies": head_entropies,
-        "head_choices": {name: int(next(numbers)) for name in spec.names},
-    }
+    fetched: dict[str, Any] = fetch(numbers, spec.names)
+    for metric in ("mask_hit_rates", "head_choice_entropies", "head_choices"):
+        fetched[metric] = {name: fetched.pop(f"{metric}.{name}") for name in spec.names}
+    fetched["head_choices"] = {name: int(count) for name, count in fetched["head_choices"].items()}
+    return fetched
+
+
+def mask_hit_rates(spec: ActionSpec, selected: Tensor, active: Tensor) -> Tensor:
+    """`[H]`: share of the decisions of a head in which masking removed at least one option; 0 if it never decided.
+
+    `selected [..., H, K]` as from `select_masks`, `active [..., H]`: the head decided.
+    """
+    sizes = torch.tensor([head.size for head in spec.heads], device=selected.device)
+    hits = (active & (selected.sum(-1) < sizes)).flatten(0, -2).sum(0)
+    return hits / active.flatten(0, -2).sum(0).clamp(min=1)
 
 
 @dataclass(slots=True)
@@ -139,7 +115,7 @@ class UpdateLog:
     """The minibatches of one update, epoch by epoch."""
 
     spec: ActionSpec
-    epochs: list[list[MinibatchReport]] = field(default_factory=list)
+    epochs: list[list[Report]] = field(default_factory=list)
     """Per epoch, the minibatches whose step was taken, or that ended the update."""
     optimizer_steps: int = 0
     skipped_steps: int = 0
@@ -148,62 +124,51 @@ class UpdateLog:
     ratio_kinds: dict[str, bool] = field(default_factory=dict)
     """`ratio_has_nan` and `ratio_has_inf`, where someone asked for them."""
 
-    def _scalar(self, name: str) -> list[float]:
-        """The mean of a scalar over the minibatches of each epoch."""
-        return [_mean([report.scalars[name] for report in epoch]) for epoch in self.epochs if epoch]
+    def _all(self, name: str) -> list[float]:
+        """A number of every minibatch."""
+        return [report[name] for epoch in self.epochs for report in epoch]
 
-    def _by_head(
-        self,
-        pick: Literal["head_clip_fractions", "head_ratio_max", "head_ratio_min"],
-        reduce: Callable[[list[float]], float],
-        default: float,
-    ) -> dict[str, float]:
-        """Per head one number over all minibatches."""
-        rows = [getattr(report, pick) for epoch in self.epochs for report in epoch]
-        return {name: reduce([row[i] for row in rows]) if rows else default for i, name in enumerate(self.spec.names)}
-
-    def _by_name(self, pick: Literal["entropies", "head_kls", "grad_norms"]) -> dict[str, list[float]]:
-        """Per head (or unit) the mean of a list over the minibatches of each epoch."""
-        rows = [[getattr(report, pick) for report in epoch] for epoch in self.epochs if epoch]
-        names = (*self.spec.names, VALUE_UNIT) if pick == "grad_norms" else self.spec.names
-        return {name: [_mean([row[i] for row in epoch]) for epoch in rows] for i, name in enumerate(names)}
+    def _means(self, name: str) -> list[float]:
+        """The mean of a number over the minibatches of each epoch."""
+        return [_mean([report[name] for report in epoch]) for epoch in self.epochs if epoch]
 
     def epoch_metrics(self) -> EpochMetrics:
         """Losses, KL and clipping of each epoch."""
+        entropies = [self._means(f"entropies.{head}") for head in self.spec.names]
         return EpochMetrics(
-            policy_loss=self._scalar("policy_loss"),
-            value_loss=self._scalar("value_loss"),
-            entropy=[sum(heads) for heads in zip(*self._by_name("entropies").values(), strict=True)],
-            total_loss=self._scalar("total_loss"),
-            approx_kl=self._scalar("approx_kl"),
-            clip_fraction=self._scalar("clip_fraction"),
+            policy_loss=self._means("policy_loss"),
+            value_loss=self._means("value_loss"),
+            entropy=[sum(heads) for heads in zip(*entropies, strict=True)],
+            total_loss=self._means("total_loss"),
+            approx_kl=self._means("approx_kl"),
+            clip_fraction=self._means("clip_fraction"),
         )
 
-    def _gradient_stats(self, reports: list[MinibatchReport]) -> GradientStats | None:
-        if not reports:
+    def _gradient_stats(self) -> GradientStats | None:
+        norms = [self._all(f"grad_norms.{unit}") for unit in (*self.spec.names, VALUE_UNIT, TRUNK_UNIT)]
+        if not norms[0]:
             return None
-        norms = reports[-1].grad_norms
-        return GradientStats(grad_norm=reports[-1].scalars["total_grad_norm"], max_grad=max(norms), min_grad=min(norms))
+        last = [of_unit[-1] for of_unit in norms]
+        return GradientStats(grad_norm=self._all("total_grad_norm")[-1], max_grad=max(last), min_grad=min(last))
 
     def summary(self, diagnostics: ValueDiagnostics, **others: Any) -> PPOUpdateMetrics:
         """The public metrics; `others` are those that are not made of minibatches."""
-        epochs = self.epoch_metrics()
-        reports = [report for epoch in self.epochs for report in epoch]
+        epochs, heads = self.epoch_metrics(), self.spec.names
         metrics = {
             "empty": False,
             **{name: _mean(numbers) for name, numbers in cast("dict[str, list[float]]", epochs).items()},
             "approx_kl": _last(epochs["approx_kl"]),
-            "ratio_max": max((report.scalars["ratio_max"] for report in reports), default=1.0),
-            "ratio_min": min((report.scalars["ratio_min"] for report in reports), default=1.0),
-            "head_entropies": self._by_name("entropies"),
-            "head_grad_norms": self._by_name("grad_norms"),
-            "head_kls": {name: _last(kls) for name, kls in self._by_name("head_kls").items()},
-            "head_clip_fractions": self._by_head("head_clip_fractions", _mean, 0.0),
-            "head_ratio_max": self._by_head("head_ratio_max", max, 1.0),
-            "head_ratio_min": self._by_head("head_ratio_min", min, 1.0),
-            "total_grad_norm": _mean([report.scalars["total_grad_norm"] for report in reports]),
-            "post_clip_grad_norm": _mean([report.scalars["post_clip_grad_norm"] for report in reports]),
-            "gradient_stats": self._gradient_stats(reports),
+            "ratio_max": max(self._all("ratio_max"), default=1.0),
+            "ratio_min": min(self._all("ratio_min"), default=1.0),
+            "head_entropies": {head: self._means(f"entropies.{head}") for head in heads},
+            "head_grad_norms": {unit: self._means(f"grad_norms.{unit}") for unit in (*heads, VALUE_UNIT)},
+            "head_kls": {head: _last(self._means(f"head_kls.{head}")) for head in heads},
+            "head_clip_fractions": {head: _mean(self._all(f"head_clip_fractions.{head}")) for head in heads},
+            "head_ratio_max": {head: max(self._all(f"head_ratio_max.{head}"), default=1.0) for head in heads},
+            "head_ratio_min": {head: min(self._all(f"head_ratio_min.{head}"), default=1.0) for head in heads},
+            "total_grad_norm": _mean(self._all("total_grad_norm")),
+            "post_clip_grad_norm": _mean(self._all("post_clip_grad_norm")),
+            "gradient_stats": self._gradient_stats(),
             "epochs_run": len(self.epochs),
             "optimizer_steps": self.optimizer_steps,
             "skipped_steps": self.skipped_steps,
@@ -226,8 +191,9 @@ def empty_metrics(spec: ActionSpec, return_scale: float) -> PPOUpdateMetrics:
     """What an update without a single step reports."""
     nothing = cast("ValueDiagnostics", dict.fromkeys(ValueDiagnostics.__annotations__, 0.0))
     none_per_head = dict.fromkeys(spec.names, 0.0)
-    metrics = UpdateLog(spec).summary(
+    return UpdateLog(spec).summary(
         nothing,
+        empty=True,
         joint_entropy=0.0,
         joint_kl=0.0,
         value_mse_after=0.0,
@@ -240,5 +206,3 @@ def empty_metrics(spec: ActionSpec, return_scale: float) -> PPOUpdateMetrics:
         mask_hit_rates=none_per_head,
         return_scale=return_scale,
     )
-    metrics["empty"] = True
-    return metrics

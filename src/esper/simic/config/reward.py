@@ -240,15 +240,13 @@ class RewardConfig(_Checked):
             raise InputError("RewardConfig.loss is needed by the loss family: give facts of the task's loss")
 
 
-def check_gammas(reward_gamma: float, ppo_gamma: float) -> None:
-    """Refuse to train with two discounts: shaping would then change which policy is best."""
-    if not abs(reward_gamma - ppo_gamma) <= GAMMA_TOLERANCE:
-        raise InputError(f"reward gamma {reward_gamma} and PPO gamma {ppo_gamma} differ; give both the same value")
-
-
 def check_learner(reward: RewardConfig, gamma: float, horizon_is_terminal: bool) -> None:
-    """Refuse a reward whose discount or whose end of the problem is not that of the learner it pays."""
-    check_gammas(reward.gamma, gamma)
+    """Refuse a reward whose discount or whose end of the problem is not that of the learner it pays.
+
+    With two discounts, shaping would change which policy is best.
+    """
+    if not abs(reward.gamma - gamma) <= GAMMA_TOLERANCE:
+        raise InputError(f"reward gamma {reward.gamma} and PPO gamma {gamma} differ; give both the same value")
     if reward.horizon_is_terminal != horizon_is_terminal:
         raise InputError(
             f"horizon_is_terminal is {reward.horizon_is_terminal} for the reward and {horizon_is_terminal} for PPO; "

@@ -1,4 +1,4 @@
-"""`LearnerConfig`: the policy's memory, PPO and its optimiser."""
+"""The options of a run, in groups: how the policy learns, its world, behaviour cloning, telemetry and reward."""
 
 import json
 from collections.abc import Mapping
@@ -218,11 +218,8 @@ class WorldConfig(Group):
 
     def in_phase(self, phase: int) -> Self:
         """The world of a phase; it has no curriculum."""
-        given = {name: getattr(self.curriculum[phase], name) for name in _CHANGED_IN_PHASES} if self._has(phase) else {}
+        given = {name: getattr(part, name) for part in self.curriculum[phase:][:1] for name in _CHANGED_IN_PHASES}
         return replace(self, curriculum=(), **{name: value for name, value in given.items() if value is not None})
-
-    def _has(self, phase: int) -> bool:
-        return phase < len(self.curriculum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +310,10 @@ class TrainingConfig(Group):
         The number of phases stands for the rest of the run, after the last of them.
         """
         return sum(round_index >= phase.until * self.rounds - _ROUNDING for phase in self.world.curriculum)
+
+    def in_phase(self, phase: int) -> Self:
+        """The config of a phase of the curriculum: with its world."""
+        return replace(self, world=self.world.in_phase(phase)) if self.world.curriculum else self
 
     def to_anomaly_kwargs(self) -> dict[str, float]:
         """Limits of the anomaly detector."""

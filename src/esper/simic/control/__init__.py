@@ -10,7 +10,6 @@ from esper.simic.control.action_masks import (
     esper_action_spec,
     joint_entropy,
     joint_kl,
-    mask_hit_rates,
     relevant_heads,
     select_masks,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "esper_action_spec",
     "joint_entropy",
     "joint_kl",
-    "mask_hit_rates",
     "normalize_observation",
     "obs_to_base_features",
     "obs_to_base_features_tensor",

@@ -1,6 +1,4 @@
-"""Factored actions: what their heads are, what is legal, and distributions over them.
-
-What a factored action is made of: heads, the head that decides, and when each of the others matters.
+"""Factored actions: which heads they have, what is legal, and distributions over them.
 
 One head, the *decider*, is drawn first. Every other head matters only for some of its values; where it does not
 matter it stores index 0 and counts nowhere. The mask of a head may depend on the value drawn for one earlier head.
@@ -11,8 +9,6 @@ matter it stores index 0 and counts nowhere. The mask of a head may depend on th
 | slot | every op but WAIT | `[..., O, S]` | op |
 | blueprint | GERMINATE | `[..., S, B]` | slot |
 | blend | GERMINATE | `[..., L]` | nothing |
-
-Masked distributions over factored actions: drawing, log-probabilities and entropies in one padded softmax.
 
 Logits and masks of all heads are padded to the widest head, `[..., H, K]`, so that a step costs one log-softmax and
 not one distribution object per head. A head that does not matter is given a mask with action 0 alone: its
@@ -89,13 +85,11 @@ class ActionSpec:
             raise InputError("the masks of some heads depend on each other in a circle")
 
     def _check_relevance(self, head: Head) -> None:
-        decisions = range(self.head(self.decider).size)
-        relevant = self.relevant_decisions(head)
+        decisions, relevant = range(self.head(self.decider).size), self.relevant_decisions(head)
         if not set(relevant) <= set(decisions):
             raise InputError(f"head {head.name!r} matters for {relevant}; {self.decider!r} has 0..{decisions[-1]}")
-        if head.mask_given is not None and not set(relevant) <= set(
-            self.relevant_decisions(self.head(head.mask_given))
-        ):
+        given = self.head(self.decider if head.mask_given is None else head.mask_given)
+        if not set(relevant) <= set(self.relevant_decisions(given)):
             raise InputError(f"head {head.name!r} matters where {head.mask_given!r}, which its mask needs, does not")
 
     @cached_property
@@ -277,6 +271,11 @@ def pad_heads(rows: list[Tensor], width: int) -> Tensor:
     return torch.stack([F.pad(row, (0, width - row.shape[-1])) for row in rows], dim=-2)
 
 
+def by_head(spec: ActionSpec, stacked: Tensor) -> dict[str, Tensor]:
+    """The columns of `stacked [..., H]` by head name, in storage order."""
+    return dict(zip(spec.names, stacked.unbind(-1), strict=True))
+
+
 def relevant_heads(spec: ActionSpec, actions: Tensor) -> Tensor:
     """`[..., H]`, True where a head matters for the decision in `actions [..., H]`."""
     return relevance_table(spec, actions.device)[actions[..., spec.decider_index]]
@@ -297,11 +296,8 @@ def select_masks(spec: ActionSpec, masks: Masks, actions: Tensor) -> Tensor:
     Heads that do not matter are left action 0 alone.
     """
     rows = pad_heads([_mask_row(spec, head, masks, actions) for head in spec.heads], spec.width)
-    return torch.where(relevant_heads(spec, actions).unsqueeze(-1), rows, _only_first(rows))
-
-
-def _only_first(rows: Tensor) -> Tensor:
-    return torch.arange(rows.shape[-1], device=rows.device) == 0
+    only_first = torch.arange(spec.width, device=rows.device) == 0
+    return torch.where(relevant_heads(spec, actions).unsqueeze(-1), rows, only_first)
 
 
 def draw_actions(spec: ActionSpec, logits: Tensor, masks: Masks, *, deterministic: bool = False) -> Tensor:
@@ -349,17 +345,6 @@ def require_legal(spec: ActionSpec, selected: Tensor, step: int | None = None) -
             + ("" if step is None else f" at step {step}")
             + ": a mask is all False where the head matters"
         )
-
-
-def mask_hit_rates(spec: ActionSpec, selected: Tensor, active: Tensor) -> dict[str, float]:
-    """Per head, the share of its decisions in which masking removed at least one option; 0 if it never decided.
-
-    `selected [..., H, K]` as from `select_masks`, `active [..., H]`: the head decided.
-    """
-    sizes = torch.tensor([head.size for head in spec.heads], device=selected.device)
-    hits = (active & (selected.sum(-1) < sizes)).flatten(0, -2).sum(0)
-    decisions = active.flatten(0, -2).sum(0)
-    return dict(zip(spec.names, (hits / decisions.clamp(min=1)).tolist(), strict=True))
 
 
 def joint_entropy(spec: ActionSpec, logits: Tensor, masks: Masks) -> Tensor:

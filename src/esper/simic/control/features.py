@@ -1,11 +1,8 @@
-"""The dictionary view of a host with one seed: 35 readable features, a twin of the table features for tests.
+"""Observations: what a learned controller sees of N hosts, as one tensor `[N, D]`.
 
-Observations are mappings with the keys of `leyline.TrainingSignals`; accuracies are in points, 0 to 100.
-
-Observations: what a learned controller sees of N hosts, as one tensor `[N, D]`.
-
-`observation_layout.py` says what stands where; here raw values are read off the slot table, the signals and the
-prices, for all hosts at once. `single_seed.py` holds the dictionary view of a host with one seed.
+`observation_layout.py` says what stands where; here raw values are read off the slot table, the signals and the prices,
+for all hosts at once. Below stands the dictionary view of a host with one seed, a readable twin for tests: 35 features
+of a mapping with the keys of `leyline.TrainingSignals`, in which accuracies are in points, 0 to 100.
 """
 
 import math
@@ -30,17 +27,13 @@ from esper.leyline import (
     Op,
 )
 from esper.simic.control.observation_layout import (
-    AVAILABILITY,
     HOST,
-    HOST_ECONOMY,
-    TELEMETRY,
     Column,
+    blocks,
     describe_observation,
     observation_layout,
     observation_width,
     scaled,
-    slot_block,
-    slot_economy_block,
 )
 from esper.tasks import Task
 from esper.tolaria import Situation
@@ -48,115 +41,6 @@ from esper.tolaria.governor import HISTORY
 
 PRICE_RANGE = (0.01, 0.1)
 """Between these the price of a training episode is drawn, log-uniformly."""
-_STEPS_PER_EPOCH = 100
-_BLUEPRINTS = 5
-"""Places for blueprints in this view, whatever the catalogue: it shows the first five."""
-_SCALARS = HOST.columns[:11]
-_HISTORIES = {"loss_history_5": HOST.columns[11:16], "accuracy_history_5": HOST.columns[16:21]}
-_SEED = (
-    Column("has_active_seed", "1 if there is a seed"),
-    Column("seed_stage", "stage code", limit=7.0),
-    Column("seed_epochs_in_stage", "epochs", limit=50.0),
-    Column("seed_alpha", "blending weight"),
-    Column("seed_improvement", "points", limit=10.0, signed=True),
-    Column("available_slots", "free slots", limit=64.0, divisor=1.0),
-    Column("seed_counterfactual", "points", limit=10.0, signed=True),
-    *HOST.columns[21:],
-)
-_ONE_HOT_START = len(HOST.columns) - 2 + len(_SEED)
-NUM_BASE_FEATURES = _ONE_HOT_START + _BLUEPRINTS
-
-
-def safe(value: float | None, default: float, max_val: float) -> float:
-    """`value` within ±`max_val`; `default` for None, NaN and infinities."""
-    if value is None or not math.isfinite(value):
-        return default
-    return max(-max_val, min(max_val, value))
-
-
-def _raw(obs: Mapping[str, Any], column: Column, max_epochs: int) -> float | None:
-    per = {"epoch": max_epochs, "global_step": max_epochs * _STEPS_PER_EPOCH}.get(column.name, 1)
-    value = obs.get(column.name)
-    return None if value is None else float(value) / per
-
-
-def _padded(history: Sequence[float]) -> list[float]:
-    """The last five values, unknown ones in front."""
-    return [math.nan] * (HISTORY - len(history)) + [float(value) for value in history[-HISTORY:]]
-
-
-def obs_to_base_features(obs: Mapping[str, Any], max_epochs: int = 200) -> list[float]:
-    """The 35 features as plain numbers, one at a time."""
-
-    def feature(column: Column, raw: float | None) -> float:
-        value = safe(raw, column.default, column.limit) / (column.divisor or column.limit)
-        return value if column.signed else max(0.0, value)
-
-    features = [feature(column, _raw(obs, column, max_epochs)) for column in _SCALARS]
-    for key, columns in _HISTORIES.items():
-        features += [feature(column, value) for column, value in zip(columns, _padded(obs[key]), strict=True)]
-    features += [feature(column, _raw(obs, column, max_epochs)) for column in _SEED]
-    return features + [float(obs.get("seed_blueprint_id", 0) == kind) for kind in range(1, _BLUEPRINTS + 1)]
-
-
-def obs_to_base_features_tensor(
-    obs: Mapping[str, Any], device: torch.device | str = "cpu", max_epochs: int = 200, out: Tensor | None = None
-) -> Tensor:
-    """The same as float32 `[35]` on `device`; given `out`, that very tensor, filled anew.
-
-    For collecting rollouts; reading dictionaries and histories of any length does not suit torch.compile.
-    """
-    if out is None:
-        out = torch.empty(NUM_BASE_FEATURES, device=device)
-    nothing = math.nan
-    raw: list[float] = [nothing if (v := _raw(obs, column, max_epochs)) is None else v for column in _SCALARS]
-    for key in _HISTORIES:
-        raw += _padded(obs[key])
-    raw += [nothing if (v := _raw(obs, column, max_epochs)) is None else v for column in _SEED]
-    columns = (*_SCALARS, *(column for group in _HISTORIES.values() for column in group), *_SEED)
-    out[:_ONE_HOT_START] = scaled(columns, torch.tensor(raw, dtype=torch.float64)).to(out)
-    out[_ONE_HOT_START:] = 0.0
-    blueprint = obs.get("seed_blueprint_id", 0)
-    if 1 <= blueprint <= _BLUEPRINTS:
-        out[_ONE_HOT_START + blueprint - 1] = 1.0
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class TaskConfig:
-    """What the numbers of a task are measured against."""
-
-    name: str
-    max_epochs: int
-    loss_scale: float
-    """The loss of knowing nothing; losses are given in units of it."""
-
-    @classmethod
-    def of(cls, task: Task) -> Self:
-        """The scales of a registered task."""
-        return cls(task.name, task.episode_length, task.guess_loss)
-
-
-def normalize_observation(obs: Mapping[str, Any], task_config: TaskConfig) -> dict[str, float]:
-    """The scalars of `obs` by name, each in the range of its column, losses relative to the task's own scale."""
-    columns = (*_SCALARS, *_SEED)
-    units = {column.name: 10.0 / task_config.loss_scale for column in columns if column.name.endswith("_loss")}
-    raw = {column.name: _raw(obs, column, task_config.max_epochs) for column in columns}
-    values = [math.nan if value is None else value * units.get(name, 1.0) for name, value in raw.items()]
-    return dict(zip(raw, scaled(columns, torch.tensor(values)).tolist(), strict=True))
-
-
-def compute_action_mask(masks: ActionMasks) -> Tensor:
-    """`[N, S·B·L·O]` bool: every joint action in one flat mask, its heads in `HEAD_NAMES` order, the last fastest."""
-    shape = (*masks.blueprint.shape, NUM_BLENDS, NUM_OPS)
-    by_slot = masks.slot.transpose(1, 2)[:, :, None, None].expand(shape)
-    seedable = masks.blueprint[:, :, :, None] & masks.blend[:, None, None]
-    germinates = F.one_hot(torch.tensor(Op.GERMINATE), NUM_OPS).bool()
-    # Heads that do not matter are 0; everything else would be the same action under another name.
-    unset = torch.zeros(masks.blueprint.shape[2], NUM_BLENDS, dtype=torch.bool)
-    unset[0, 0] = True
-    return (by_slot & torch.where(germinates, seedable[..., None], unset[..., None])).flatten(1)
-
 
 __all__ = [
     "TaskConfig",
@@ -180,16 +64,16 @@ _HEALTH_DECADES = 2.0
 
 def signals_to_features(situation: Situation) -> Tensor:
     """The observation `[N, D]`, float32, finite, laid out as `observation_layout(S)` says."""
-    blueprints = situation.catalogue.fits.shape[1]
-    blocks = (
-        HOST.fill(_host(situation)),
-        slot_block(blueprints).fill(_slot(situation)),
-        TELEMETRY.fill(_telemetry(situation)),
-        AVAILABILITY.fill(_measured(situation)),
-        HOST_ECONOMY.fill(_host_economy(situation)),
-        slot_economy_block(blueprints).fill(_slot_economy(situation)),
+    values = (
+        _host(situation),
+        _slot(situation),
+        _telemetry(situation),
+        _measured(situation),
+        _host_economy(situation),
+        _slot_economy(situation),
     )
-    return torch.cat([block.flatten(1) for block in blocks], 1)
+    filled = zip(blocks(situation.catalogue.fits.shape[1]), values, strict=True)
+    return torch.cat([block.fill(raw).flatten(1) for block, raw in filled], 1)
 
 
 def price_feature(price: Tensor) -> Tensor:
@@ -307,3 +191,108 @@ def _slot_economy(situation: Situation) -> dict[str, Tensor]:
         "merit": best.log10(),  # minus infinity where none is known: the default
         "merit_lead": best / best.amax(1, keepdim=True),
     }
+
+
+_STEPS_PER_EPOCH = 100
+_BLUEPRINTS = 5
+"""Places for blueprints in this view, whatever the catalogue: it shows the first five."""
+_SCALARS = HOST.columns[:11]
+_SEED = (
+    Column("has_active_seed", "1 if there is a seed"),
+    Column("seed_stage", "stage code", limit=7.0),
+    Column("seed_epochs_in_stage", "epochs", limit=50.0),
+    Column("seed_alpha", "blending weight"),
+    Column("seed_improvement", "points", limit=10.0, signed=True),
+    Column("available_slots", "free slots", limit=64.0, divisor=1.0),
+    Column("seed_counterfactual", "points", limit=10.0, signed=True),
+    *HOST.columns[21:],
+)
+_COLUMNS = (*HOST.columns[:21], *_SEED)
+"""All but the blueprint, of which one column in five is 1."""
+
+
+def safe(value: float | None, default: float, max_val: float) -> float:
+    """`value` within ±`max_val`; `default` for None, NaN and infinities."""
+    if value is None or not math.isfinite(value):
+        return default
+    return max(-max_val, min(max_val, value))
+
+
+def _raw(obs: Mapping[str, Any], column: Column, max_epochs: int) -> float:
+    """The value of a column before scaling, NaN where it is unknown."""
+    per = {"epoch": max_epochs, "global_step": max_epochs * _STEPS_PER_EPOCH}.get(column.name, 1)
+    value = obs.get(column.name)
+    return math.nan if value is None else float(value) / per
+
+
+def _raw_values(obs: Mapping[str, Any], max_epochs: int) -> list[float]:
+    """One for each of `_COLUMNS`; of histories the last five, unknown ones in front."""
+
+    def padded(history: Sequence[float]) -> list[float]:
+        return [math.nan] * (HISTORY - len(history)) + [float(value) for value in history[-HISTORY:]]
+
+    values = [_raw(obs, column, max_epochs) for column in _SCALARS]
+    values += padded(obs["loss_history_5"]) + padded(obs["accuracy_history_5"])
+    return values + [_raw(obs, column, max_epochs) for column in _SEED]
+
+
+def obs_to_base_features(obs: Mapping[str, Any], max_epochs: int = 200) -> list[float]:
+    """The 35 features as plain numbers, one at a time."""
+    features = []
+    for column, raw in zip(_COLUMNS, _raw_values(obs, max_epochs), strict=True):
+        value = safe(raw, column.default, column.limit) / (column.divisor or column.limit)
+        features.append(value if column.signed else max(0.0, value))
+    return features + [float(obs.get("seed_blueprint_id", 0) == kind) for kind in range(1, _BLUEPRINTS + 1)]
+
+
+def obs_to_base_features_tensor(
+    obs: Mapping[str, Any], device: torch.device | str = "cpu", max_epochs: int = 200, out: Tensor | None = None
+) -> Tensor:
+    """The same as float32 `[35]` on `device`; given `out`, that very tensor, filled anew.
+
+    For collecting rollouts; reading dictionaries and histories of any length does not suit torch.compile.
+    """
+    if out is None:
+        out = torch.empty(len(_COLUMNS) + _BLUEPRINTS, device=device)
+    raw = torch.tensor(_raw_values(obs, max_epochs), dtype=torch.float64)
+    out[: len(_COLUMNS)] = scaled(_COLUMNS, raw).to(out)
+    out[len(_COLUMNS) :] = 0.0
+    blueprint = obs.get("seed_blueprint_id", 0)
+    if 1 <= blueprint <= _BLUEPRINTS:
+        out[len(_COLUMNS) + blueprint - 1] = 1.0
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class TaskConfig:
+    """What the numbers of a task are measured against."""
+
+    name: str
+    max_epochs: int
+    loss_scale: float
+    """The loss of knowing nothing; losses are given in units of it."""
+
+    @classmethod
+    def of(cls, task: Task) -> Self:
+        """The scales of a registered task."""
+        return cls(task.name, task.episode_length, task.guess_loss)
+
+
+def normalize_observation(obs: Mapping[str, Any], task_config: TaskConfig) -> dict[str, float]:
+    """The scalars of `obs` by name, each in the range of its column, losses relative to the task's own scale."""
+    columns = (*_SCALARS, *_SEED)
+    units = {column.name: 10.0 / task_config.loss_scale for column in columns if column.name.endswith("_loss")}
+    values = [_raw(obs, column, task_config.max_epochs) * units.get(column.name, 1.0) for column in columns]
+    return dict(zip((c.name for c in columns), scaled(columns, torch.tensor(values)).tolist(), strict=True))
+
+
+def compute_action_mask(masks: ActionMasks) -> Tensor:
+    """`[N, S·B·L·O]` bool: every joint action in one flat mask, its heads in `HEAD_NAMES` order, the last fastest."""
+    shape = (*masks.blueprint.shape, NUM_BLENDS, NUM_OPS)
+    by_slot = masks.slot.transpose(1, 2)[:, :, None, None].expand(shape)
+    seedable = masks.blueprint[:, :, :, None] & masks.blend[:, None, None]
+    germinates = F.one_hot(torch.tensor(Op.GERMINATE), NUM_OPS).bool()
+    # Heads that do not matter are 0; everything else would be the same action under another name.
+    unset = torch.zeros(masks.blueprint.shape[2], NUM_BLENDS, dtype=torch.bool)
+    unset[0, 0] = True
+    return (by_slot & torch.where(germinates, seedable[..., None], unset[..., None])).flatten(1)

@@ -113,25 +113,13 @@ HOST = Block(
         Column("host_learning_phase", "share of the episode that has passed"),
     ),
 )
-
-
-@cache
-def slot_block(blueprints: int) -> Block:
-    """What is in a slot, where there are so many blueprints."""
-    return Block(
-        "slot",
-        (
-            Column("active", "1 if the slot holds a seed"),
-            _STAGE,
-            Column("alpha", "blending weight in the epoch to come"),
-            Column("counterfactual", "contribution in points", limit=10.0, signed=True),
-            *(Column(f"blueprint_{index}", f"1 for blueprint {index}") for index in range(1, blueprints + 1)),
-        ),
-        per_slot=True,
-    )
-
-
-TELEMETRY = Block(
+_SLOT = (
+    Column("active", "1 if the slot holds a seed"),
+    _STAGE,
+    Column("alpha", "blending weight in the epoch to come"),
+    Column("counterfactual", "contribution in points", limit=10.0, signed=True),
+)
+_TELEMETRY = Block(
     "telemetry",
     (
         Column("gradient_norm", "gradient norm of the seed", limit=10.0),
@@ -147,7 +135,7 @@ TELEMETRY = Block(
     ),
     per_slot=True,
 )
-AVAILABILITY = Block(
+_AVAILABILITY = Block(
     "availability",
     (
         Column("contribution", "1 if the contribution was measured"),
@@ -157,7 +145,7 @@ AVAILABILITY = Block(
     ),
     per_slot=True,
 )
-HOST_ECONOMY = Block(
+_HOST_ECONOMY = Block(
     "economy",
     (
         Column("params_added", "parameters of all seeds / host parameters", limit=10.0, divisor=1.0),
@@ -175,36 +163,29 @@ HOST_ECONOMY = Block(
         Column("score_gain_3", "points gained over three epochs", limit=10.0, signed=True),
     ),
 )
+_SLOT_ECONOMY = (
+    Column("rent", "rent of the seed at alpha 1, points; 1 is ten", limit=50.0, divisor=10.0),
+    Column("net_contribution", "contribution minus that rent, points; 1 is ten", 50.0, 10.0, signed=True),
+    Column("merit", "largest merit of any kind here, in powers of ten; 1 is a hundred", 4.0, 2.0, signed=True),
+    Column("merit_lead", "that merit relative to the largest of any slot: 1 in the slot that has it"),
+)
 
 
 @cache
-def slot_economy_block(blueprints: int) -> Block:
-    """What a slot costs and brings, where there are so many blueprints."""
-    return Block(
-        "economy",
-        (
-            Column("rent", "rent of the seed at alpha 1, points; 1 is ten", limit=50.0, divisor=10.0),
-            Column("net_contribution", "contribution minus that rent, points; 1 is ten", 50.0, 10.0, signed=True),
-            Column("merit", "largest merit of any kind here, in powers of ten; 1 is a hundred", 4.0, 2.0, signed=True),
-            Column("merit_lead", "that merit relative to the largest of any slot: 1 in the slot that has it"),
-            *(
-                Column(
-                    f"offer_{index}",
-                    f"rent of blueprint {index} if it were grown here, points; 1 is ten, 5 also if it does not fit",
-                    limit=50.0,
-                    divisor=10.0,
-                    default=50.0,
-                )
-                for index in range(1, blueprints + 1)
-            ),
-        ),
-        per_slot=True,
-    )
-
-
 def blocks(blueprints: int) -> tuple[Block, ...]:
     """In the order in which they stand; one per slot lists all columns of the first slot, then those of the second."""
-    return HOST, slot_block(blueprints), TELEMETRY, AVAILABILITY, HOST_ECONOMY, slot_economy_block(blueprints)
+    kinds = range(1, blueprints + 1)
+    held = [Column(f"blueprint_{kind}", f"1 for blueprint {kind}") for kind in kinds]
+    meaning = "rent of blueprint {} if it were grown here, points; 1 is ten, 5 also if it does not fit"
+    offers = [Column(f"offer_{kind}", meaning.format(kind), limit=50.0, divisor=10.0, default=50.0) for kind in kinds]
+    return (
+        HOST,
+        Block("slot", (*_SLOT, *held), per_slot=True),
+        _TELEMETRY,
+        _AVAILABILITY,
+        _HOST_ECONOMY,
+        Block("economy", (*_SLOT_ECONOMY, *offers), per_slot=True),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from esper.kasmina.torch_private import tensor_norms
 from esper.leyline import MAX_RATIO, MIN_RATIO, Severity, unknown_name
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import SequenceBatch
-from esper.simic.agent.types import HeadEntropies, HeadLogProbs, TelemetryLevels, by_head
+from esper.simic.agent.types import HeadEntropies, HeadLogProbs, TelemetryLevels
+from esper.simic.control.action_masks import by_head
 from esper.simic.telemetry.gradient_collector import (
     AsyncGradientStats,
     GradientHealth,

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ class Trainer:
 
     def _config_now(self) -> TrainingConfig:
         """The config with the world of the present phase."""
-        return replace(self.config, world=self.config.world.in_phase(self._phase))
+        return self.config.in_phase(self._phase)
 
     def _open_world(self, config: TrainingConfig) -> GrowthWorld:
         self._world_config = config

@@ -1,4 +1,4 @@
-"""Options of the learner reach what they are about: targets, losses and gradients, each against a plain computation."""
+"""Options of the learner reach what they are about: memory, targets, losses, gradients, steps; each by its effect."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.simic.agent import PPOAgent
 from tests.simic.agent.test_rollout_buffer import plain_gae
-from tests.simic.builders import agent_with_round
+from tests.simic.builders import agent_with_round, make_agent, parameters_of
 
 GAMMA = 0.9
 
@@ -78,3 +78,34 @@ def test_gradients_are_clipped_part_by_part_or_all_together() -> None:
     together = agent_with_round(max_grad_norm=limit, grad_clip_mode="global").update()["post_clip_grad_norm"]
     assert together == pytest.approx(limit, rel=1e-2)
     assert parts == pytest.approx(limit * math.sqrt(6), rel=1e-2)  # four heads, the value head and the trunk
+
+
+def test_network_and_buffer_have_the_memory_asked_for() -> None:
+    agent = make_agent(lstm_hidden_dim=24, lstm_layers=2)
+    lstm = agent._base_network.lstm
+    assert (lstm.hidden_size, lstm.num_layers) == (24, 2)
+    assert agent.buffer.hidden_h.shape == agent.buffer.hidden_c.shape == (4, 12, 2, 24)
+
+
+@pytest.mark.parametrize(("hidden_storage", "kept"), [("all", 12), ("first", 1)])
+def test_the_buffer_keeps_the_states_asked_for(hidden_storage: str, kept: int) -> None:
+    assert make_agent(hidden_storage=hidden_storage).buffer.hidden_h.shape[1] == kept
+
+
+@pytest.mark.parametrize("lr", [1e-4, 3e-3])
+def test_the_first_step_is_as_long_as_the_learning_rate(lr: float) -> None:
+    """Adam's first step moves every parameter by the rate, but for gradients of almost nothing."""
+    agent = agent_with_round(lr=lr, scale_values=False)
+    before = parameters_of(agent)
+    agent.update()
+    assert float((parameters_of(agent) - before).abs().max()) == pytest.approx(lr, rel=0.05)
+
+
+@pytest.mark.parametrize("horizon_is_terminal", [False, True])
+def test_a_time_limit_is_worth_its_bootstrap_value_unless_it_ends_the_problem(horizon_is_terminal: bool) -> None:
+    agent = agent_with_round(horizon_is_terminal=horizon_is_terminal, gamma=GAMMA, max_steps=1)
+    buffer = agent.buffer
+    buffer.dones[:], buffer.truncated[:], buffer.bootstrap_values[:] = True, True, 5.0
+    agent.update()
+    ahead = 0.0 if horizon_is_terminal else GAMMA * 5.0
+    torch.testing.assert_close(buffer.returns, buffer.rewards + ahead)

@@ -85,11 +85,25 @@ def test_advantages_stay_out_of_compiled_callers() -> None:
     assert backend.graphs == 2
 
 
-def test_learning_on_a_compiled_network_equals_learning_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def compile_with(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let modules compile themselves with another backend than the real one."""
     compile_in_place = nn.Module.compile
     monkeypatch.setattr(
-        nn.Module, "compile", lambda self, **options: compile_in_place(self, backend="eager", **options)
+        nn.Module, "compile", lambda self, **options: compile_in_place(self, backend=backend, **options)
     )
+
+
+@pytest.mark.parametrize("compile_network", [False, True])
+def test_the_network_runs_compiled_only_if_asked_to(compile_network: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = CountingBackend()
+    compile_with(backend, monkeypatch)
+    agent = make_agent(compile_network=compile_network)
+    agent.act(torch.randn(4, 6), agent.spec.all_legal((4,)), agent.initial_hidden())
+    assert (backend.graphs > 0) is compile_network
+
+
+def test_learning_on_a_compiled_network_equals_learning_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_with("eager", monkeypatch)
     options: dict[str, Any] = {"epochs": 2, "max_steps": 4, "target_kl": None}
     plain, compiled = agent_with_round(**options), make_agent(**options, compile_network=True)
     compiled._base_network.load_state_dict(plain._base_network.state_dict())

@@ -1,4 +1,4 @@
-"""The conditional distribution over joint actions is exactly what enumerating every joint action gives."""
+"""The distribution over joint actions is what enumerating them gives, and the lifecycle accepts what is drawn."""
 
 import itertools
 import math
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.leyline import InvalidStateMachineError, Op, SlotConfig
+from esper.kasmina import UNLIMITED, Catalogue, Family, SiteShape, SlotTable, act, action_masks, begin_epoch, end_epoch
+from esper.leyline import HEAD_NAMES, InvalidStateMachineError, Op, SlotConfig
 from esper.simic.control import (
     ActionSpec,
     MaskedCategorical,
@@ -23,6 +24,7 @@ from esper.simic.control import (
     select_masks,
 )
 from esper.simic.control.action_masks import require_legal
+from tests.kasmina.builders import evidence_for
 from tests.simic.builders import BANDIT_SPEC, ESPER_SPEC, enumerate_log_probs, joint_actions, random_masks
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -160,3 +162,20 @@ def test_enumeration_counts_what_a_person_would_count() -> None:
     slots, blueprints, blends = (ESPER_SPEC.head(name).size for name in ("slot", "blueprint", "blend"))
     assert len(list(joint_actions(ESPER_SPEC))) == 1 + slots * blueprints * blends + slots + slots
     assert len(list(itertools.islice(joint_actions(BANDIT_SPEC), 100))) == 1 + 3 + 3 * 4
+
+
+def test_drawn_actions_are_legal_through_whole_lives_of_seeds() -> None:
+    hosts, catalogue = 64, Catalogue.of([SiteShape(Family.CONV1D, 4, (9,)), SiteShape(Family.FEATURES, 8)])
+    spec = esper_action_spec(SlotConfig.of_size(2))
+    table, budget = SlotTable.empty(hosts, 2), torch.full((hosts,), UNLIMITED)
+    seen = torch.zeros(0, dtype=torch.long)
+    for _ in range(40):
+        epochs_left = torch.randint(8, (hosts,))  # some have no time for any blend, some for instant seeds alone
+        masks = action_masks(table, catalogue, budget, epochs_left)
+        logits = 3.0 * torch.randn(hosts, len(spec.heads), spec.width)
+        actions = draw_actions(spec, logits, {name: getattr(masks, name) for name in HEAD_NAMES})
+        assert masks.allow(actions).all()
+        seen = torch.cat([seen, actions[:, spec.decider_index]]).unique()
+        table = begin_epoch(act(table, actions, catalogue, budget, torch.full((hosts,), 0.4))[0])[0]
+        table = end_epoch(table, evidence_for(table))[0]
+    assert seen.tolist() == [0, 1, 2, 3]

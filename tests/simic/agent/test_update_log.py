@@ -7,13 +7,15 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from esper.leyline import HEAD_NAMES
+from esper.leyline import HEAD_NAMES, Op, SlotConfig
 from esper.simic.agent import PPOUpdateMetrics
-from esper.simic.agent.update_log import value_diagnostics
-from esper.simic.control import joint_entropy
-from esper.simic.control.action_masks import mask_hit_rates
+from esper.simic.agent.update_log import mask_hit_rates, value_diagnostics
+from esper.simic.control import Masks, esper_action_spec, joint_entropy, relevant_heads, select_masks
 from tests.simic.builders import RandomWorld, agent_with_round
+
+SPEC = esper_action_spec(SlotConfig.of_size(2))
 
 
 def test_value_diagnostics_equal_numpy() -> None:
@@ -111,20 +113,6 @@ def test_approximate_and_exact_kl_agree_for_a_small_step() -> None:
     assert metrics["joint_kl"] < 0.1
 
 
-def test_mask_hit_rates_count_decisions_in_which_something_was_forbidden() -> None:
-    agent = agent_with_round()
-    selected = torch.ones(10, 4, agent.spec.width, dtype=torch.bool)
-    for index, head in enumerate(agent.spec.heads):
-        selected[:, index, head.size :] = False
-    selected[:3, 3, 0] = False
-    active = torch.ones(10, 4, dtype=torch.bool)
-    active[:, 1] = False
-    active[:2, 3] = False
-    rates = mask_hit_rates(agent.spec, selected, active)
-    assert rates == pytest.approx({"slot": 0.0, "blueprint": 0.0, "blend": 0.0, "op": 1 / 8})
-    assert set(agent.update()["mask_hit_rates"]) == set(HEAD_NAMES)
-
-
 def test_statistics_of_heads_agree_with_those_of_all() -> None:
     metrics = agent_with_round(epochs=2, target_kl=None, lr=3e-2).update()
     assert max(metrics["head_ratio_max"].values()) == pytest.approx(metrics["ratio_max"])
@@ -152,3 +140,35 @@ def test_the_error_of_the_critic_falls_on_the_round_it_learned_from() -> None:
     assert metrics["explained_variance_after"] > metrics["explained_variance"]
     assert metrics["advantage_min_prenorm"] < metrics["advantage_mean_prenorm"] < metrics["advantage_max_prenorm"]
     assert 0 < metrics["advantage_positive_share"] < 1
+
+
+def rates(masks: Masks, actions: Tensor) -> dict[str, float]:
+    found = mask_hit_rates(SPEC, select_masks(SPEC, masks, actions), relevant_heads(SPEC, actions))
+    return dict(zip(SPEC.names, found.tolist(), strict=True))
+
+
+def test_heads_that_did_not_matter_decided_nothing() -> None:
+    masks = SPEC.all_legal([3])
+    masks["op"][0, Op.CULL] = False
+    masks["slot"][1, Op.GERMINATE, 1] = False
+    masks["blueprint"][:, 0, 4] = False
+    # Host 0 waits, host 1 germinates in slot 0, host 2 culls in slot 1.
+    actions = torch.tensor([[0, 0, 0, Op.WAIT], [0, 2, 1, Op.GERMINATE], [1, 0, 0, Op.CULL]])
+    assert rates(masks, actions) == pytest.approx({"slot": 0.5, "blueprint": 1.0, "blend": 0.0, "op": 1 / 3})
+
+
+def test_a_head_that_never_decided_has_rate_zero() -> None:
+    assert set(rates(SPEC.all_legal([2]), torch.zeros(2, 4, dtype=torch.int64)).values()) == {0.0}
+
+
+def test_steps_of_several_hosts_count_alike() -> None:
+    masks = SPEC.all_legal([3, 5])
+    masks["op"][:, 0, Op.CULL] = False
+    assert rates(masks, torch.zeros(3, 5, 4, dtype=torch.int64))["op"] == pytest.approx(0.2)
+
+
+def test_an_update_reports_the_rates_of_its_round() -> None:
+    agent = agent_with_round()
+    batch = agent.buffer.get_batched_sequences()
+    expected = mask_hit_rates(agent.spec, batch.selected, batch.active).tolist()
+    assert agent.update()["mask_hit_rates"] == pytest.approx(dict(zip(HEAD_NAMES, expected, strict=True)))
