@@ -1,9 +1,8 @@
 """SQL over a run: its event log as tables, also while it is being written."""
 
 import json
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, get_origin, get_type_hints
 import duckdb
 
 from esper.leyline import InputError
+from esper.nissa.hub import json_value
 from esper.simic.agent.types import PPOUpdateMetrics
 
 _COLUMNS = {
@@ -240,7 +240,7 @@ def to_json(columns: Sequence[str], rows: Iterable[Row]) -> Iterator[str]:
     names = _distinct(columns)
     before = "["
     for row in rows:
-        told = dict(zip(names, map(_plain, row), strict=True))
+        told = dict(zip(names, map(json_value, row), strict=True))
         text = json.dumps(told, indent=2, default=str, allow_nan=False)
         yield before + "\n  " + text.replace("\n", "\n  ")
         before = ","
@@ -254,13 +254,3 @@ def _distinct(names: Sequence[str]) -> list[str]:
         candidates = (name if number == 0 else f"{name}_{number}" for number in range(len(names)))
         made[next(candidate for candidate in candidates if candidate not in made)] = None
     return list(made)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Self
 from esper.leyline import EventType, InputError, Severity, TelemetryEvent
 
 SCHEMA_VERSION = 2
+LESSON_ROUND = 0
+"""The round of what hosts tell in lessons, which come before the first round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +139,10 @@ class DecisionsRecorded(Payload):
     """All decisions of one episode: one entry per step in every list; None for a head that did not matter."""
 
     kind = EventType.DECISIONS_RECORDED
-    op: Sequence[str]
-    slot: Sequence[str | None]
-    blueprint: Sequence[str | None]
-    blend: Sequence[str | None]
+    op: list[str]
+    slot: list[str | None]
+    blueprint: list[str | None]
+    blend: list[str | None]
     log_prob: Sequence[float]
     """Of the joint action."""
     value: Sequence[float]

@@ -101,8 +101,8 @@ def check_seeds(outcome: Outcome, config: ChecksConfig) -> GamingFlags:
     )
 
 
-def emit_flags(flags: GamingFlags, outcome: Outcome, hub: Hub, first_env: int = 0) -> None:
-    """Tell `hub` of every flagged seed; host n of `outcome` is environment `first_env` + n."""
+def emit_flags(flags: GamingFlags, outcome: Outcome, hub: Hub) -> None:
+    """Tell `hub` of every flagged seed."""
     kinds = (
         (RansomwareSuspected, flags.ransomware),
         (RewardHackingSuspected, flags.hacking),
@@ -117,7 +117,7 @@ def emit_flags(flags: GamingFlags, outcome: Outcome, hub: Hub, first_env: int = 
                 total_improvement=POINTS * float(after.table.improvement[host, slot]),
                 ratio=None if ratio != ratio else ratio,
             )
-            hub.tell(payload, env_id=first_env + host, slot_id=after.sites[slot].slot_id)
+            hub.tell(payload, env_id=host, slot_id=after.sites[slot].slot_id)
 
 
 Terms = dict[str, Tensor]
@@ -329,12 +329,14 @@ Reward = Callable[[Outcome], RewardBreakdown]
 """A pure function: the same outcome pays the same, and nothing is remembered between steps."""
 
 
-def make_reward(config: RewardConfig | None = None) -> Reward:
-    """The reward that `config` describes."""
+def make_reward(config: RewardConfig | None = None, hub: Hub | None = None) -> Reward:
+    """The reward that `config` describes; `hub` is told of seeds that look as if they were gaming their credit."""
     chosen = config or RewardConfig()
 
     def reward(outcome: Outcome) -> RewardBreakdown:
         flags = check_seeds(outcome, chosen.checks)
+        if hub is not None and hub.listening:
+            emit_flags(flags, outcome, hub)
         terms = _family_terms(outcome, flags, chosen)
         terms["governor"] = -chosen.governor_penalty * outcome.panicked.double()
         terms["indecision"] = -chosen.holding_cost * _held_seeds(outcome)

@@ -15,10 +15,9 @@ from esper.simic.agent.checkpoint import pack_checkpoint
 from esper.simic.agent.cloning import clone
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.config import FIRST_LESSON, TrainingConfig
-from esper.simic.telemetry import Anomaly
+from esper.simic.config import TrainingConfig
+from esper.simic.telemetry import Anomaly, Instruments
 from esper.simic.training.controller import LearnedController
-from esper.simic.training.instruments import Instruments
 from esper.simic.training.resuming import load_newest
 from esper.simic.training.rounds import collect_round
 from esper.simic.training.run_folder import BASELINES, RunFolder, RunState, history_entry
@@ -92,14 +91,16 @@ class Trainer:
         # Going on from a checkpoint sets all of the above.
         require_known(config)
         self._resumed = resume and self._resume()
-        self._phase = max(self._phase, config.phase_in(self.round))
-        self.world = self._open_world(self._config_now())
+        self._phases = [config.phase_in(index) for index in range(config.rounds + 1)]
+        """Of the curriculum, round by round."""
+        self._phase = max(self._phase, self._phases[self.round])
+        self.world = self._open_world()
         if not self._resumed:
             torch.manual_seed(config.seed)
             self.agent = make_agent(config, self.world.num_slots)
         self._remember()
 
-    def run(self) -> TrainingSummary:
+    def run(self, after_round: Callable[[], None] = lambda: None) -> TrainingSummary:
         """Train to the last round."""
         try:
             if not self._resumed:
@@ -109,6 +110,7 @@ class Trainer:
             self._take_lessons()
             while self.round < self.config.rounds:
                 self._record(self._play_round())
+                after_round()
                 self._remember()
                 if self.round % self.config.checkpoint_every == 0 or self.round == self.config.rounds:
                     self._checkpoint()
@@ -116,31 +118,29 @@ class Trainer:
             self.world.close()
         return TrainingSummary(self.round, self._best, self.baselines, self.history)
 
-    def _config_now(self) -> TrainingConfig:
-        """The config with the world of the present phase."""
-        return replace(self.config, world=self.config.world.in_phase(self._phase))
-
-    def _open_world(self, config: TrainingConfig) -> GrowthWorld:
-        self._world_config = config
+    def _open_world(self) -> GrowthWorld:
+        """The world of the present phase."""
+        config = replace(self.config, world=self.config.world.in_phase(self._phase))
         with torch.random.fork_rng(devices=[]):  # a run goes on the same whether its world is new or resumed
             return GrowthWorld(config, self._instruments.world_hub, self._instruments.host_events)
 
     def _enter_phase(self) -> None:
         """Go on in another world if the curriculum says so; a run that was given more rounds does not go back."""
-        self._phase = max(self._phase, self.config.phase_in(self.round))
-        config = self._config_now()
-        if config != self._world_config:
-            self.world.close()
-            self.world = self._open_world(config)
+        if self._phases[self.round] > self._phase:
+            before, self._phase = self._phase, self._phases[self.round]
+            if self.config.world.in_phase(before) != self.config.world.in_phase(self._phase):
+                self.world.close()
+                self.world = self._open_world()
 
     def _play_round(self) -> RoundReport:
         start = time.perf_counter()
         # Collect the episodes of a round.
         self._enter_phase()
         self._set_learning_rate()
-        self._instruments.begin(self.round + 1, self.agent, self.world)
+        self._instruments.begin(self.round + 1, self.agent)
+        self.world.tell_from(self._instruments.host_events)
         tally = collect_round(self.agent, self.world, self.round, self._check_interrupt)
-        self._instruments.collected(tally, self.agent, self.world)
+        self._instruments.collected(self.agent, self.world.situations(), tally.seed_epochs, tally.rows())
         # Learn from them.
         metrics = self.agent.update()
         anomalies = self._instruments.updated(metrics, self.agent)
@@ -215,8 +215,9 @@ class Trainer:
             watch = self._lessons == 0
             manner = "watching" if watch else "playing, advised by"
             self._announce(f"lesson {self._lessons + 1} of {lessons.rounds}: {manner} {lessons.teacher}")
-            index = FIRST_LESSON + self._lessons
-            tally = collect_round(self.agent, self.world, index, self._check_interrupt, lessons.teacher, watch=watch)
+            tally = collect_round(
+                self.agent, self.world, self._lessons, self._check_interrupt, lessons.teacher, watch=watch
+            )
             cloning = clone(self.agent, lessons)
             self._lessons += 1
             # Record what it brought, and save: lessons are not taken twice.

@@ -12,7 +12,7 @@ import pytest
 from esper.cli import main
 from esper.karn.sql import query
 from esper.simic.training import RunFolder, Trainer
-from tests.simic.training.test_vectorized import assert_same_run
+from tests.simic.training.runs import assert_same_run
 from tests.simic.training.zygote import Zygote
 from tests.worlds import TINY
 
