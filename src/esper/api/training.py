@@ -64,9 +64,9 @@ def train(
             )
             if folder is not None:
                 folder.update(settings)
-            left = settings.rounds - trainer.round
-            announce(_describe(settings, folder, trainer.round))
-            with profiled(profile if left else None, trainer.round, left) as end_round:
+            left = settings.rounds - trainer.state.round
+            announce(_describe(settings, folder, trainer.state.round))
+            with profiled(profile if left else None, trainer.state.round, left) as end_round:
                 summary = trainer.run(end_round)
         if folder is not None:
             folder.write_summary(asdict(summary))

@@ -15,6 +15,8 @@ from esper.leyline import EventType, InputError, Severity, TelemetryEvent
 SCHEMA_VERSION = 2
 LESSON_ROUND = 0
 """The round of what hosts tell in lessons, which come before the first round."""
+PAYLOADS: dict[EventType, type["Payload"]] = {}
+"""The record of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,10 @@ class Payload:
 
     kind: ClassVar[EventType]
     severity: ClassVar[Severity] = Severity.INFO
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            PAYLOADS[cls.kind] = cls
 
     def event(
         self, *, env_id: int | None = None, slot_id: str | None = None, round_: int | None = None
@@ -302,28 +308,6 @@ class EventsDropped(Payload):
     severity = Severity.WARNING
     sink: str
     count: int
-
-
-_RECORDS: tuple[type[Payload], ...] = (
-    EpisodeStarted,
-    EpochCompleted,
-    SeedTransition,
-    AlphaHeld,
-    GovernorRollback,
-    EpisodeEnded,
-    DecisionsRecorded,
-    RunStarted,
-    LessonCompleted,
-    RoundCompleted,
-    RansomwareSuspected,
-    RewardHackingSuspected,
-    UpdateCompleted,
-    AnomalyDetected,
-    UpdateExamined,
-    CheckpointSaved,
-    EventsDropped,
-)
-PAYLOADS: Mapping[EventType, type[Payload]] = {record.kind: record for record in _RECORDS}
 
 
 def payload_of(event: TelemetryEvent) -> Payload:

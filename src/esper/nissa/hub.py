@@ -154,12 +154,10 @@ class JsonLinesSink:
             self._file.write("\n")
 
     def write(self, event: TelemetryEvent) -> None:
-        """Append `event`."""
         self._file.write(json.dumps(event_to_json(event), allow_nan=False, default=str) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -179,7 +177,6 @@ class ConsoleSink:
         self._minimum = minimum
 
     def write(self, event: TelemetryEvent) -> None:
-        """Print `event` if it matters enough."""
         if event.severity < self._minimum:
             return
         where = "" if event.env_id is None else f"host {event.env_id} "
@@ -200,7 +197,6 @@ class MemorySink:
         self.events: list[TelemetryEvent] = []
 
     def write(self, event: TelemetryEvent) -> None:
-        """Keep `event`."""
         self.events.append(event)
 
     def take(self) -> list[TelemetryEvent]:

@@ -57,7 +57,6 @@ def alarms(
     sink = MemorySink()
     watch, agent, world = instruments or Instruments(CONFIG, Hub([sink])), played.trainer.agent, played.trainer.world
     hosts = watch.world_hub
-    assert hosts is not None
     watch.begin(ROUND, agent)
     for _ in range(suspicions):
         hosts.tell(RansomwareSuspected(epoch=3, contribution=60.0, total_improvement=-5.0, ratio=None), env_id=0)

@@ -40,7 +40,7 @@ def test_a_resumed_agent_is_compared_with_the_config(tmp_path: Path, monkeypatch
 
 def test_heads_keep_their_factors_on_the_learning_rate_as_it_falls() -> None:
     trainer = Trainer(tiny_config(head_lr_scale={"op": 3.0, "blend": 0.5}, lr=0.01))
-    for trainer.round, factor in ((0, 1.0), (2, 0.55), (4, 0.1)):
+    for trainer.state.round, factor in ((0, 1.0), (2, 0.55), (4, 0.1)):
         trainer._set_learning_rate()
         rates = {group["name"]: group["lr"] for group in trainer.agent.optimizer.param_groups}
         shared = 0.01 * factor

@@ -21,7 +21,6 @@ from esper.nissa.events import (
     AnomalyDetected,
     DecisionsRecorded,
     EpisodeEnded,
-    Payload,
     UpdateCompleted,
     UpdateExamined,
 )
@@ -53,7 +52,8 @@ class Instruments:
         self._tracker = GradientEMATracker(limit=self._detector.drift_limit)
         self._rounds = config.rounds
         self._critic_rounds = config.telemetry.critic_rounds
-        self._hub = hub
+        self.hub = hub if self.enabled else Hub()
+        """Where to tell of the round that is being played."""
         self._suspects = _SuspectCounter()
         self._watcher: UpdateWatcher | None = None
         self._round = 0
@@ -66,24 +66,19 @@ class Instruments:
         return self.levels.level != "off"
 
     @property
-    def world_hub(self) -> Hub | None:
+    def world_hub(self) -> Hub:
         """Where hosts tell what happens to them."""
-        return Hub([self._hub, self._suspects]) if self.enabled else None
+        return Hub([self.hub, self._suspects]) if self.enabled else self.hub
 
     @property
     def host_events(self) -> Severity:
         """The least severity of hosts' events that is wanted now."""
         least = self.levels.host_events
-        return Severity.WARNING if least is None or not self._hub.listening else least
-
-    def tell(self, payload: Payload, *, env_id: int | None = None) -> None:
-        """Record something, if anything is recorded."""
-        if self.enabled:
-            self._hub.tell(payload, env_id=env_id)
+        return Severity.WARNING if least is None or not self.hub.listening else least
 
     def begin(self, round_number: int, agent: PPOAgent) -> None:
         """A round is about to be played."""
-        self._round, self._hub = round_number, self._hub.bind(round_=round_number)
+        self._round, self.hub = round_number, self.hub.bind(round_=round_number)
         if not self.enabled:
             return
         # A resumed run has another agent.
@@ -109,7 +104,7 @@ class Instruments:
         kept = buffer.hidden_storage == "all"
         states = (buffer.hidden_h[:, : buffer.num_steps], buffer.hidden_c[:, : buffer.num_steps])
         self._lstm = compute_lstm_health(states if kept else None)
-        if self.levels.should_collect("normal") and self._hub.hears(Severity.INFO):
+        if self.levels.should_collect("normal") and self.hub.hears(Severity.INFO):
             self._tell_episodes(agent, situations, episodes)
 
     def updated(self, metrics: PPOUpdateMetrics, agent: PPOAgent) -> tuple[Anomaly, ...]:
@@ -119,7 +114,7 @@ class Instruments:
         gradients = self._watcher.take_gradients()
         drift = self._tracker.update(metrics["total_grad_norm"], gradients["gradient_health"])
         entropies = {name: metrics["head_choice_entropies"][name] for name, n in metrics["head_choices"].items() if n}
-        self.tell(
+        self.hub.tell(
             UpdateCompleted.of_metrics(
                 metrics,
                 agent.spec.names,
@@ -136,7 +131,7 @@ class Instruments:
         # At debug level also where an explosion came from.
         records = self._watcher.take_debug_records(gradients)
         if records is not None:
-            self.tell(UpdateExamined(ratios=records[0], stability=records[1]))
+            self.hub.tell(UpdateExamined(ratios=records[0], stability=records[1]))
         # Alarms, which raise the level for the updates to come.
         anomalies = self._judge(metrics, entropies, drift)
         self.levels.update_done()
@@ -144,7 +139,7 @@ class Instruments:
             self.levels.escalate()
         for anomaly in anomalies:
             advice = ADVICE[anomaly.kind]
-            self.tell(
+            self.hub.tell(
                 AnomalyDetected(anomaly=anomaly.kind, message=anomaly.message, advice=advice, details=anomaly.details)
             )
         return anomalies
@@ -187,11 +182,11 @@ class Instruments:
             situation, length = situations[row["task"]], steps[index]
             added = 0 if row["dropped"] else int(row["added_params"])
             sizes = {"added_params": added, "params": situation.host_params + added}
-            self.tell(EpisodeEnded(steps=length, **{**row, **sizes}), env_id=index)
+            self.hub.tell(EpisodeEnded(steps=length, **{**row, **sizes}), env_id=index)
             if length:
                 rows = actions[index][:length]
                 chosen = [ActionDict(slot=s, blueprint=b, blend=blend, op=op) for s, b, blend, op in rows]
-                self.tell(_decisions(chosen, numbers[:, index, :length], situation.sites), env_id=index)
+                self.hub.tell(_decisions(chosen, numbers[:, index, :length], situation.sites), env_id=index)
 
 
 def _seed_epochs(counts: Tensor, situations: Mapping[str, Situation], suspected: int) -> SeedEpochs:
@@ -297,16 +292,12 @@ def profiled(folder: Path | None, first: int, rounds: int) -> Iterator[Callable[
         plan = schedule(wait=wait, warmup=warm_up, active=_ACTIVE, repeat=1)
     with profile(activities=profiler_activities(), schedule=plan, on_trace_ready=save) as running:
 
-        def step() -> None:
-            synchronize()
+        def end_round() -> None:
+            # The work of an accelerator is asynchronous: times taken without waiting for it mean nothing.
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            elif torch.xpu.is_available():
+                torch.xpu.synchronize()
             running.step()
 
-        yield step
-
-
-def synchronize() -> None:
-    """Wait for the accelerator, if there is one: its work is asynchronous, so times taken without this mean nothing."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    elif torch.xpu.is_available():
-        torch.xpu.synchronize()
+        yield end_round

@@ -14,18 +14,14 @@ from esper.simic.agent.types import Hidden
 from esper.simic.control.action_masks import move, move_masks
 from esper.simic.training.world import GrowthWorld, Transition
 
-_AT_THE_END = ("score", "objective", "twin_objective", "price", "added_params", "kept")
-"""What is taken from the last step of an episode."""
-
 
 class RoundTally:
     """The episodes of a round one by one: tensors `[N]`, NaN where an episode was dropped."""
 
     def __init__(self, world: GrowthWorld) -> None:
         self._by_task = world.by_task
-        unknown = torch.full((len(_AT_THE_END), world.num_envs), torch.nan)
-        self.ended = dict(zip(_AT_THE_END, unknown, strict=True))
-        """By name: see `add`."""
+        self.ended: dict[str, Tensor] = {}
+        """What the last step of each episode tells of the whole."""
         self.ops = torch.zeros(world.num_envs, len(Op))
         self.returns = torch.zeros(world.num_envs)
         self.components: dict[str, Tensor] = {}
@@ -45,10 +41,18 @@ class RoundTally:
             added = torch.where(running, term, 0.0)
             self.components[name] = self.components.get(name, torch.zeros_like(added)) + added
         # What the last step tells of the whole episode.
+        last = {
+            "val_score": step.score,
+            "objective": step.objective,
+            "twin_objective": step.twin_objective,
+            "price": step.price,
+            "added_params": step.table.added_params,
+            "kept": (step.table.stage == Stage.FOSSILIZED).sum(1),
+        }
         ended = running & step.over
-        last = {"kept": (step.table.stage == Stage.FOSSILIZED).sum(1), "added_params": step.table.added_params}
-        for name, column in self.ended.items():
-            column[ended] = (last[name] if name in last else getattr(step, name))[ended].to(torch.float32)
+        for name, values in last.items():
+            column = self.ended.setdefault(name, torch.full_like(self.returns, torch.nan))
+            column[ended] = values[ended].to(torch.float32)
         self._count_seeds(step.table, running)
         self.dropped |= running & step.dropped
 
@@ -81,7 +85,6 @@ class RoundTally:
         """The episodes one by one, as `EpisodeEnded` takes them."""
         columns: dict[str, list[Any]] = {name: column.tolist() for name, column in self.ended.items()}
         columns["task"] = [task for task, hosts in self._by_task(self.returns).items() for _ in hosts]
-        columns["val_score"] = columns.pop("score")
         columns |= {"return_": self.returns.tolist(), "dropped": self.dropped.tolist()}
         columns["ops"] = [{op.name: int(row[op]) for op in Op} for row in self.ops.tolist()]
         terms = {name: term.tolist() for name, term in self.components.items()}

@@ -105,9 +105,10 @@ class GrowthWorld:
         """
         self._hub = self._hub.bind(round_=LESSON_ROUND if lesson else index + 1)
         # Seeds of rounds come round again where there are twins; those of lessons never do.
-        episode = index if self._distinct is None else index % self._distinct
-        episode = FIRST_LESSON + index if lesson else episode
-        self._alone = _Alone.of_none(self.num_envs) if self._distinct is None else self._twins_of(episode, after_step)
+        episode = FIRST_LESSON + index if lesson else index
+        if self._distinct is not None:
+            episode = episode if lesson else index % self._distinct
+            self._alone = self._twins_of(episode, after_step)
         begun = self._begin(episode)
         self._pass_on_events()
         return begun
@@ -125,7 +126,7 @@ class GrowthWorld:
         if episode in self._known:
             return self._known[episode]
         alone = self._play_alone(episode, after_step)
-        if not bool(alone.dropped.any()):
+        if not alone.dropped.any():
             self._known[episode] = alone
         return alone
 
