@@ -15,7 +15,7 @@ from esper.karn.sql import VIEWS, open_run, query
 from esper.leyline import InputError
 from esper.nissa import JsonLinesSink
 from esper.nissa.events import EpisodeStarted, RunStarted
-from tests.simic.training.test_vectorized import tiny_config
+from tests.simic.training.runs import tiny_config
 from tests.worlds import TINY
 
 

@@ -45,7 +45,7 @@ def test_records_survive_the_log(kind: EventType, tmp_path: Path) -> None:
     record = example(PAYLOADS[kind])
     path = tmp_path / "events.jsonl"
     with Hub([JsonLinesSink(path)]) as hub:
-        hub.tell(record, env_id=4, slot_id="r0c0", round_=2)
+        hub.bind(round_=2).tell(record, env_id=4, slot_id="r0c0")
     (event,) = read_events(path)
     assert payload_of(event) == record
     assert (event.env_id, event.slot_id, event.round) == (4, "r0c0", 2)

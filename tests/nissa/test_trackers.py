@@ -22,7 +22,7 @@ def send(name: str, folder: Path) -> None:
     with Hub([make_sink(name, folder)]) as hub:
         for number in (1, 2):
             hub.emit(TelemetryEvent(EventType.UPDATE_COMPLETED, payload, round=number))
-        hub.tell(AnomalyDetected(anomaly="kl_spike", message="too far", advice="", details={}), round_=2)
+        hub.bind(round_=2).tell(AnomalyDetected(anomaly="kl_spike", message="too far", advice="", details={}))
 
 
 def test_numbers_are_named_by_where_they_are() -> None:

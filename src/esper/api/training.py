@@ -49,11 +49,6 @@ def train(
     prepare_profile(profile)
     if out is None and (resume or sinks):
         raise InputError(f"{'resume' if resume else 'a sink'} needs the folder of the run")
-
-    def watched(report: RoundReport) -> None:
-        watch(report)
-        end_step()
-
     with _opened(None if out is None else RunFolder(Path(out)), config, resume) as (folder, settings):
         opened, flush = _open_sinks(folder, sinks)
         with Hub(opened) as hub:
@@ -62,17 +57,17 @@ def train(
                 folder,
                 resume=resume,
                 hub=hub,
-                watch=watched,
+                watch=watch,
                 announce=announce,
                 should_stop=should_stop,
                 flush=flush,
             )
             if folder is not None:
                 folder.update(settings)
-            left = settings.rounds - trainer.round
-            announce(_describe(settings, folder, trainer.round))
-            with profiled(profile if left else None, trainer.round, left) as end_step:
-                summary = trainer.run()
+            left = settings.rounds - trainer.state.round
+            announce(_describe(settings, folder, trainer.state.round))
+            with profiled(profile if left else None, trainer.state.round, left) as end_round:
+                summary = trainer.run(end_round)
         if folder is not None:
             folder.write_summary(asdict(summary))
     return summary

@@ -1,9 +1,8 @@
 """SQL over a run: its event log as tables, also while it is being written."""
 
 import json
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, get_origin, get_type_hints
 import duckdb
 
 from esper.leyline import InputError
+from esper.nissa.hub import json_value
 from esper.simic.agent.types import PPOUpdateMetrics
 
 _COLUMNS = {
@@ -65,20 +65,9 @@ _HOST = "env_id AS host"
 _OPS = "WAIT:waited GERMINATE:germinated FOSSILIZE:fossilized CULL:culled"
 _UPDATE_GROUPS = ("heads", "gradients", "lstm", "seeds", "entropy_collapsed")
 _METRICS = get_type_hints(PPOUpdateMetrics)
+"""What an update reports: scalars, and numbers per head."""
 _SQL_TYPES = {float: "DOUBLE", int: "INTEGER", bool: "BOOLEAN"}
-
-
-def _scalar_metrics() -> list[str]:
-    """A column for every scalar that an update reports."""
-    kinds = {name: _SQL_TYPES[hint] for name, hint in _METRICS.items() if hint in _SQL_TYPES}
-    return [_take(kind, name, "payload->'metrics'") for name, kind in kinds.items()]
-
-
-def _head_metrics() -> list[str]:
-    """A column for every number that an update reports per head."""
-    per_head = [name for name, hint in _METRICS.items() if get_origin(hint) is dict]
-    names = " ".join(name.removeprefix("head_") for name in per_head)
-    return [_take("DOUBLE", names, f"{_by_key('heads')}[head]")]
+_PER_HEAD = " ".join(name.removeprefix("head_") for name, hint in _METRICS.items() if get_origin(hint) is dict)
 
 
 VIEWS = {
@@ -128,14 +117,14 @@ VIEWS = {
         "update_completed",
         _take("INTEGER", "update total_steps"),
         _take("DOUBLE", "learning_rate"),
-        *_scalar_metrics(),
+        *(_take(_SQL_TYPES[hint], name, "payload->'metrics'") for name, hint in _METRICS.items() if hint in _SQL_TYPES),
         *(f"payload->'{name}' AS \"{name}\"" for name in _UPDATE_GROUPS),
         _take("VARCHAR", "level"),
     ),
     "heads": _view(
         "update_completed",
         f"unnest(map_keys({_by_key('heads')})) AS head",
-        *_head_metrics(),
+        _take("DOUBLE", _PER_HEAD, f"{_by_key('heads')}[head]"),
     ),
     "anomalies": _view("anomaly_detected", _take("VARCHAR", "anomaly message advice"), "payload->'details' AS details"),
 }
@@ -240,7 +229,7 @@ def to_json(columns: Sequence[str], rows: Iterable[Row]) -> Iterator[str]:
     names = _distinct(columns)
     before = "["
     for row in rows:
-        told = dict(zip(names, map(_plain, row), strict=True))
+        told = dict(zip(names, map(json_value, row), strict=True))
         text = json.dumps(told, indent=2, default=str, allow_nan=False)
         yield before + "\n  " + text.replace("\n", "\n  ")
         before = ","
@@ -254,13 +243,3 @@ def _distinct(names: Sequence[str]) -> list[str]:
         candidates = (name if number == 0 else f"{name}_{number}" for number in range(len(names)))
         made[next(candidate for candidate in candidates if candidate not in made)] = None
     return list(made)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value

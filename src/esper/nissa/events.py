@@ -13,6 +13,10 @@ from typing import Any, ClassVar, Self
 from esper.leyline import EventType, InputError, Severity, TelemetryEvent
 
 SCHEMA_VERSION = 2
+LESSON_ROUND = 0
+"""The round of what hosts tell in lessons, which come before the first round."""
+PAYLOADS: dict[EventType, type["Payload"]] = {}
+"""The record of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,10 @@ class Payload:
 
     kind: ClassVar[EventType]
     severity: ClassVar[Severity] = Severity.INFO
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            PAYLOADS[cls.kind] = cls
 
     def event(
         self, *, env_id: int | None = None, slot_id: str | None = None, round_: int | None = None
@@ -137,10 +145,10 @@ class DecisionsRecorded(Payload):
     """All decisions of one episode: one entry per step in every list; None for a head that did not matter."""
 
     kind = EventType.DECISIONS_RECORDED
-    op: Sequence[str]
-    slot: Sequence[str | None]
-    blueprint: Sequence[str | None]
-    blend: Sequence[str | None]
+    op: list[str]
+    slot: list[str | None]
+    blueprint: list[str | None]
+    blend: list[str | None]
     log_prob: Sequence[float]
     """Of the joint action."""
     value: Sequence[float]
@@ -300,28 +308,6 @@ class EventsDropped(Payload):
     severity = Severity.WARNING
     sink: str
     count: int
-
-
-_RECORDS: tuple[type[Payload], ...] = (
-    EpisodeStarted,
-    EpochCompleted,
-    SeedTransition,
-    AlphaHeld,
-    GovernorRollback,
-    EpisodeEnded,
-    DecisionsRecorded,
-    RunStarted,
-    LessonCompleted,
-    RoundCompleted,
-    RansomwareSuspected,
-    RewardHackingSuspected,
-    UpdateCompleted,
-    AnomalyDetected,
-    UpdateExamined,
-    CheckpointSaved,
-    EventsDropped,
-)
-PAYLOADS: Mapping[EventType, type[Payload]] = {record.kind: record for record in _RECORDS}
 
 
 def payload_of(event: TelemetryEvent) -> Payload:

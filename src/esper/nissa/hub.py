@@ -7,6 +7,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -41,6 +43,18 @@ class Hub:
         self._sinks = list(sinks)
         self.least = least
         """Events below this are not taken."""
+        self._round: int | None = None
+        self._first_host = 0
+
+    def bind(self, *, round_: int | None = None, first_host: int = 0) -> Self:
+        """The same hub for events of a round, or of hosts that are counted from `first_host` on here.
+
+        What is bound is stamped on every event where it is made. What this hub is bound to holds too.
+        """
+        bound = copy(self)  # with the same list of sinks: one that fails is left out everywhere
+        bound._round = self._round if round_ is None else round_
+        bound._first_host = self._first_host + first_host
+        return bound
 
     @property
     def listening(self) -> bool:
@@ -51,20 +65,24 @@ class Hub:
         """Whether an event of `severity` would be taken: ask before making one that costs something."""
         return bool(self._sinks) and severity >= self.least
 
-    def emit(self, event: TelemetryEvent) -> None:
-        """Publish `event`."""
-        if event.severity >= self.least:
+    def tell(self, payload: Payload, *, env_id: int | None = None, slot_id: str | None = None) -> None:
+        """Publish `payload` as an event of now."""
+        if self.hears(payload.severity):
+            event = payload.event(env_id=self._numbered(env_id), slot_id=slot_id, round_=self._round)
             self._each(lambda sink: sink.write(event))
+
+    def emit(self, event: TelemetryEvent) -> None:
+        """Publish an event that was made in another thread or process, as if it had been told here."""
+        if event.severity >= self.least:
+            round_ = self._round if event.round is None else event.round
+            stamped = replace(event, env_id=self._numbered(event.env_id), round=round_)
+            self._each(lambda sink: sink.write(stamped))
 
     write = emit
     """A hub can be a sink of another one."""
 
-    def tell(
-        self, payload: Payload, *, env_id: int | None = None, slot_id: str | None = None, round_: int | None = None
-    ) -> None:
-        """Publish `payload` as an event of now."""
-        if self.hears(payload.severity):
-            self.emit(payload.event(env_id=env_id, slot_id=slot_id, round_=round_))
+    def _numbered(self, env_id: int | None) -> int | None:
+        return None if env_id is None else self._first_host + env_id
 
     def close(self) -> None:
         """Finish all sinks."""
@@ -105,17 +123,18 @@ def event_to_json(event: TelemetryEvent) -> dict[str, Any]:
         "round": event.round,
         "env_id": event.env_id,
         "slot_id": event.slot_id,
-        "payload": _plain(event.payload),
+        "payload": json_value(event.payload),
     }
 
 
-def _plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """`value` with what JSON lacks replaced: NaN by null, infinities by strings, arrays by lists."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, np.generic | np.ndarray):
-        return _plain(value.tolist())
+        return json_value(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
@@ -135,12 +154,10 @@ class JsonLinesSink:
             self._file.write("\n")
 
     def write(self, event: TelemetryEvent) -> None:
-        """Append `event`."""
         self._file.write(json.dumps(event_to_json(event), allow_nan=False, default=str) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -160,7 +177,6 @@ class ConsoleSink:
         self._minimum = minimum
 
     def write(self, event: TelemetryEvent) -> None:
-        """Print `event` if it matters enough."""
         if event.severity < self._minimum:
             return
         where = "" if event.env_id is None else f"host {event.env_id} "
@@ -181,8 +197,12 @@ class MemorySink:
         self.events: list[TelemetryEvent] = []
 
     def write(self, event: TelemetryEvent) -> None:
-        """Keep `event`."""
         self.events.append(event)
+
+    def take(self) -> list[TelemetryEvent]:
+        """What was kept since the last time."""
+        taken, self.events = self.events, []
+        return taken
 
     def close(self) -> None:
         """Nothing to finish."""
@@ -192,7 +212,6 @@ _CAPACITY = 20_000
 """Events that may wait: several rounds, a few megabytes."""
 _PATIENCE = 10.0
 """Seconds that closing waits for what is still in the queue."""
-
 _FLUSH_PATIENCE = 2.0
 """Seconds that `flush` waits at most."""
 

@@ -1,14 +1,11 @@
-"""Tensors in sealed files, and the checks that they pass before anything is changed by them.
+"""Tensors in plain containers on disk: sealed files, read without running code and without trusting a flipped bit.
 
-Tensors in plain containers on disk: one sealed file, read without running code and without trusting a flipped bit.
-
-The file is what `torch.save` writes, and `torch.load` reads it. Its seal, a SHA-256 digest of everything before it, is
+A file is what `torch.save` writes, and `torch.load` reads it. Its seal, a SHA-256 digest of everything before it, is
 the comment of that zip archive: torch itself checks no checksums when it loads.
 
-Checking a state that was read from a file, piece by piece, before anything is built from it or changed by it.
-
-Each function hands back what it was given, in its type, or raises an `InputError` that names the place in the state, as
-in "counters.updates must be a whole number from 0 on; got -3". Whoever reads the file adds which file it is.
+What was read is checked piece by piece before anything is built from it: each `checked_…` hands back what it was given,
+in its type, or raises an `InputError` that names the place in the state, as in "counters.updates must be a whole number
+from 0 on; got -3". Whoever reads the file adds which file it is.
 """
 
 import hashlib
@@ -30,6 +27,10 @@ _SEAL_LENGTH = len(_SEAL) + 2 * hashlib.sha256().digest_size
 _END_OF_ARCHIVE = b"PK\x05\x06"
 _END_LENGTH = 22
 """Bytes of the record that ends a zip archive without a comment; the last two hold the length of the comment."""
+_LONGEST_SHOWN = 80
+"""Characters of a wrong value that a message shows."""
+LARGEST_NUMBER = 2**62
+"""Whole numbers beyond this are none that any counter or size reaches."""
 
 
 def pack_state(state: Mapping[str, Any]) -> bytes:
@@ -77,14 +78,6 @@ def _seal(body: bytes) -> bytes:
     return _SEAL + hashlib.sha256(body).hexdigest().encode()
 
 
-_LONGEST_SHOWN = 80
-"""Characters of a wrong value that a message shows."""
-LARGEST_NUMBER = 2**62
-"""Whole numbers beyond this are none that any counter or size reaches."""
-
-_LARGEST_FLOAT = sys.float_info.max
-
-
 def checked_keys(value: object, names: Collection[str], place: str) -> dict[str, Any]:
     """A dictionary with exactly these keys."""
     if not isinstance(value, Mapping):
@@ -117,7 +110,7 @@ def checked_whole(value: object, place: str, low: int = 0, high: int = LARGEST_N
 def checked_number(value: Any, place: str, low: float = -math.inf) -> float:
     """A finite number of at least `low`."""
     # Compared first: Python's `isfinite` raises for whole numbers that no float can hold.
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_FLOAT
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not fits or not value >= low:
         wanted = "a finite number" if low == -math.inf else f"a finite number from {low:g} on"
         raise InputError(f"{place} must be {wanted}; got {shown(value)}")

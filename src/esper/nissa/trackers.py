@@ -45,22 +45,18 @@ class TensorBoardSink:
         _require("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        self._writer: Any = SummaryWriter(str(folder))
 
     def write(self, event: TelemetryEvent) -> None:
-        """Add the numbers of `event` to their curves."""
-        writer: Any = self._writer
         for name, number in scalars_of(event).items():
-            writer.add_scalar(name, number, event.round)
+            self._writer.add_scalar(name, number, event.round)
         alarm = _alarm_of(event)
         if alarm is not None:
-            writer.add_text("anomalies", alarm, event.round)
-            writer.flush()
+            self._writer.add_text("anomalies", alarm, event.round)
+            self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left."""
-        writer: Any = self._writer
-        writer.close()
+        self._writer.close()
 
 
 class WandbSink:
@@ -73,7 +69,6 @@ class WandbSink:
         self._run = wandb.init(project="esper", mode="offline", dir=str(folder), settings=settings)
 
     def write(self, event: TelemetryEvent) -> None:
-        """Log the numbers of `event`."""
         numbers: dict[str, Any] = dict(scalars_of(event))
         alarm = _alarm_of(event)
         if alarm is not None:
@@ -82,7 +77,6 @@ class WandbSink:
             self._run.log(numbers | {"round_number": event.round})
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()
 
 
@@ -101,7 +95,6 @@ class MlflowSink:
         self._run = self._client.create_run(experiment).info.run_id
 
     def write(self, event: TelemetryEvent) -> None:
-        """Log the numbers of `event`."""
         from mlflow.entities import Metric
 
         when, step = int(1000 * event.timestamp), event.round or 0
@@ -113,7 +106,6 @@ class MlflowSink:
             self._client.set_tag(self._run, f"anomaly.round{step:06d}.{event.payload['anomaly']}", alarm)
 
     def close(self) -> None:
-        """Mark the run as finished."""
         self._client.set_terminated(self._run)
 
 
@@ -132,16 +124,11 @@ _SINKS: Mapping[str, Callable[[Path], Sink]] = {
 }
 
 
-def sink_names() -> tuple[str, ...]:
-    """The sinks that `make_sink` knows."""
-    return tuple(_SINKS)
-
-
 def check_sinks(names: Iterable[str]) -> None:
     """Refuse sinks that do not exist or whose packages are not installed, before any of them writes anything."""
     for name in names:
         if name not in _SINKS:
-            raise unknown_name("sink", name, sink_names())
+            raise unknown_name("sink", name, _SINKS)
         if name != "console":
             _require(name)
 

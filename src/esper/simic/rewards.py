@@ -85,12 +85,14 @@ Reward = Callable[[Outcome], RewardBreakdown]
 """A pure function: the same outcome pays the same, and nothing is remembered between steps."""
 
 
-def make_reward(config: RewardConfig | None = None) -> Reward:
-    """The reward that `config` describes."""
+def make_reward(config: RewardConfig | None = None, hub: Hub | None = None) -> Reward:
+    """The reward that `config` describes; `hub` is told of seeds that look as if they were gaming their credit."""
     chosen = config or RewardConfig()
 
     def reward(outcome: Outcome) -> RewardBreakdown:
         flags = check_seeds(outcome, chosen.checks)
+        if hub is not None and hub.listening:
+            emit_flags(flags, outcome, hub)
         terms = _family_terms(outcome, flags, chosen)
         terms["governor"] = -chosen.governor_penalty * outcome.panicked.double()
         # Seeds that wait to be kept or culled, but for those of an epoch taken back.
@@ -333,8 +335,8 @@ def _check_reward_hacking(contribution: Tensor, ratio: Tensor, config: ChecksCon
     return (contribution > config.hacking_contribution) & (ratio > config.hacking_ratio)
 
 
-def emit_flags(flags: GamingFlags, outcome: Outcome, hub: Hub, first_env: int = 0) -> None:
-    """Tell `hub` of every flagged seed; host n of `outcome` is environment `first_env` + n."""
+def emit_flags(flags: GamingFlags, outcome: Outcome, hub: Hub) -> None:
+    """Tell `hub` of every flagged seed."""
     after = outcome.after
     for suspicion, flagged in ((RansomwareSuspected, flags.ransomware), (RewardHackingSuspected, flags.hacking)):
         for host, slot in flagged.nonzero().tolist():
@@ -345,4 +347,4 @@ def emit_flags(flags: GamingFlags, outcome: Outcome, hub: Hub, first_env: int = 
                 total_improvement=POINTS * float(after.table.improvement[host, slot]),
                 ratio=None if ratio != ratio else ratio,
             )
-            hub.tell(payload, env_id=first_env + host, slot_id=after.sites[slot].slot_id)
+            hub.tell(payload, env_id=host, slot_id=after.sites[slot].slot_id)

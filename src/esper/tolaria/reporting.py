@@ -45,7 +45,7 @@ class EpisodeReporter:
                 epoch=int(epoch[host]),
                 from_=Stage(old).name,
                 to=Stage(new).name,
-                blueprint=find_blueprint(site.shape.family, blueprint).name if blueprint else None,
+                blueprint=_name(site, blueprint),
                 rolled_back=rolled_back,
                 contribution=None if contribution != contribution else contribution,
                 params=max(int(before.params[host, slot]), int(after.params[host, slot])),
@@ -95,11 +95,11 @@ class EpisodeReporter:
             self._hub.tell(payload, env_id=host)
 
     def _slot(self, table: SlotTable, measured: Measurement, host: int, slot: int) -> dict[str, object]:
-        site, blueprint = self._sites[slot], int(table.blueprint[host, slot])
+        site = self._sites[slot]
         return {
             "slot": site.slot_id,
             "stage": Stage(int(table.stage[host, slot])).name,
-            "blueprint": find_blueprint(site.shape.family, blueprint).name if blueprint else None,
+            "blueprint": _name(site, int(table.blueprint[host, slot])),
             "alpha": float(table.alpha[host, slot]),
             "contribution": float(table.contribution[host, slot]),
             "what_if": float(measured.prospects[host, slot]),
@@ -109,6 +109,10 @@ class EpisodeReporter:
         params = self._host_params + added_params
         payload = EpisodeEnded(val_score=val_score, test_score=test_score, added_params=added_params, params=params)
         self._hub.tell(payload, env_id=host)
+
+
+def _name(site: Site, blueprint: int) -> str | None:
+    return find_blueprint(site.shape.family, blueprint).name if blueprint else None
 
 
 def _reason(old: Stage, new: Stage, refused: bool) -> str | None:

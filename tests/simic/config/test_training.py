@@ -19,7 +19,7 @@ from esper.simic.training import Trainer, settled
 from esper.simic.training.setup import episode_settings, make_agent, require_known
 from esper.tolaria import ComputeSettings, EpisodeSettings
 from tests.simic.builders import config_of
-from tests.simic.training.test_vectorized import tiny_config
+from tests.simic.training.runs import tiny_config
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import REWARD_LIMIT, Op, Stage
+from esper.leyline import Op, Stage
 from esper.simic.config.reward import (
     ChecksConfig,
     RewardConfig,

@@ -73,7 +73,7 @@ def test_flagged_seeds_become_events_and_others_do_not() -> None:
     memory = MemorySink()
     for contribution, improvement in ((5, -2), (5, 0.5), (5, 6)):
         outcome = two_hosts(contribution, improvement)
-        emit_flags(make_reward()(outcome).flags, outcome, Hub([memory]), first_env=10)
+        emit_flags(make_reward()(outcome).flags, outcome, Hub([memory]).bind(first_host=10))
     ransom, hacking = memory.events
     assert ransom.event_type is EventType.RANSOMWARE_SUSPECTED
     assert (ransom.env_id, ransom.slot_id, ransom.payload["ratio"]) == (11, "r0c1", None)

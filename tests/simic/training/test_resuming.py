@@ -25,7 +25,7 @@ from esper.simic.training import (
     require_ready,
 )
 from tests.catalogues import one_more_kind
-from tests.simic.training.test_vectorized import assert_same_run, events, tiny_config
+from tests.simic.training.runs import assert_same_run, events, tiny_config
 from tests.worlds import slots_of, tiny_task
 
 Stop = Callable[[], bool]

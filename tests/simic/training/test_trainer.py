@@ -1,5 +1,6 @@
-"""The trainer: reward and learner fit together before anything runs, and options of the config reach the learner."""
+"""The trainer: parts that fit together before anything runs, options that reach the learner, runs that repeat."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ import torch
 
 import esper
 from esper.kasmina import blueprints_of, num_blueprints
-from esper.leyline import InputError, Op
+from esper.leyline import HEAD_NAMES, InputError, Op
 from esper.simic.config.reward import RewardConfig
-from esper.simic.training import RunFolder, Trainer, load_controller
+from esper.simic.training import InterruptedRunError, RunFolder, Trainer, load_controller
 from esper.tamiyo import Random, run_episode
 from esper.tolaria import Population
 from tests.catalogues import one_more_kind
-from tests.simic.training.test_vectorized import tiny_config
+from tests.simic.training.runs import assert_same_run, events, final_weights, tiny_config
 from tests.worlds import tiny_task
 
 MISMATCHES = [("gamma", 0.9, r"gamma 1\.0 and PPO gamma 0\.9"), ("horizon_is_terminal", False, "is True .* and False")]
@@ -39,7 +40,7 @@ def test_a_resumed_agent_is_compared_with_the_config(tmp_path: Path, monkeypatch
 
 def test_heads_keep_their_factors_on_the_learning_rate_as_it_falls() -> None:
     trainer = Trainer(tiny_config(head_lr_scale={"op": 3.0, "blend": 0.5}, lr=0.01))
-    for trainer.round, factor in ((0, 1.0), (2, 0.55), (4, 0.1)):
+    for trainer.state.round, factor in ((0, 1.0), (2, 0.55), (4, 0.1)):
         trainer._set_learning_rate()
         rates = {group["name"]: group["lr"] for group in trainer.agent.optimizer.param_groups}
         shared = 0.01 * factor
@@ -93,3 +94,41 @@ def test_a_controller_learns_and_decides_with_a_kind_more(tmp_path: Path) -> Non
             assert population.situation.masks.allow(actions).all()
             drawn |= set(actions[actions[:, 3] == Op.GERMINATE, 1].tolist())
         assert drawn == set(range(len(blueprints_of(kind.family)))) - {4}  # attention needs a sequence
+
+
+def test_the_same_seed_gives_the_same_run(straight: Path, tmp_path: Path) -> None:
+    torch.randn(3)
+    esper.train(tiny_config(), tmp_path / "again")
+    assert_same_run(straight, tmp_path / "again")
+    esper.train(tiny_config(seed=1), tmp_path / "other")
+    assert not torch.equal(final_weights(straight)[0], final_weights(tmp_path / "other")[0])
+
+
+@pytest.mark.parametrize("steps", [1, 13, 40, 50, 55, 70])
+def test_a_run_stopped_anywhere_resumes_bit_for_bit(straight: Path, tmp_path: Path, steps: int) -> None:
+    calls = iter(range(10_000))
+    with pytest.raises(InterruptedRunError):
+        esper.train(tiny_config(), tmp_path / "run", should_stop=lambda: next(calls) >= steps)
+    torch.randn(7)
+    esper.train(RunFolder(tmp_path / "run").stored_config(), tmp_path / "run", resume=True)
+    assert_same_run(straight, tmp_path / "run")
+
+
+def test_telemetry_changes_nothing_but_what_is_recorded(straight: Path, tmp_path: Path) -> None:
+    esper.train(tiny_config(telemetry="off"), tmp_path / "off")
+    assert_same_run(straight, tmp_path / "off")
+    assert not (tmp_path / "off" / "events.jsonl").read_text()
+    esper.train(tiny_config(telemetry="debug"), tmp_path / "debug")
+    assert_same_run(straight, tmp_path / "debug")
+    counts = [Counter(event["type"] for event in events(path)) for path in (straight, tmp_path / "debug")]
+    assert counts[0]["run_started"] == 1
+    assert counts[0]["round_completed"] == 4
+    assert counts[0]["episode_started"] == 4 * 4  # twins are not told of
+    assert (counts[0]["epoch_completed"], counts[1]["epoch_completed"]) == (0, 4 * 4 * 8)
+
+
+def test_entropies_of_all_heads_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="esper.simic.training.trainer"):
+        Trainer(tiny_config(rounds=1)).run()
+    for name in HEAD_NAMES:
+        assert sum(f"entropy of {name}" in message for message in caplog.messages) == 1

@@ -1,26 +1,14 @@
-"""Diagnostics of the learning itself: alarms, gradients, the policy's memory, debug records, a profiler."""
+"""The instruments of a run: alarms, gradients, the policy's memory, debug records, a profiler."""
 
-from esper.simic.telemetry.anomaly_detector import (
-    ADVICE,
-    Anomaly,
-    AnomalyDetector,
-    AnomalyKind,
-    AnomalyReport,
-    SeedEpochs,
-)
+from esper.simic.telemetry.anomaly_detector import ADVICE, Anomaly, AnomalyDetector, AnomalyKind, SeedEpochs
 from esper.simic.telemetry.gradient_collector import (
-    AsyncGradientStats,
-    GradientDrift,
     GradientEMATracker,
-    GradientHealth,
-    LSTMHealth,
     SeedGradientCollector,
     compute_lstm_health,
     materialize_grad_stats,
 )
-from esper.simic.telemetry.profiler import prepare_profile, profiled, profiler_activities
+from esper.simic.telemetry.instruments import Instruments, prepare_profile, profiled, profiler_activities
 from esper.simic.telemetry.update_watcher import (
-    DEFAULT_ESCALATION,
     LEVELS,
     NumericalStabilityReport,
     RatioExplosionDiagnostic,
@@ -30,17 +18,12 @@ from esper.simic.telemetry.update_watcher import (
 
 __all__ = [
     "ADVICE",
-    "DEFAULT_ESCALATION",
     "LEVELS",
     "Anomaly",
     "AnomalyDetector",
     "AnomalyKind",
-    "AnomalyReport",
-    "AsyncGradientStats",
-    "GradientDrift",
     "GradientEMATracker",
-    "GradientHealth",
-    "LSTMHealth",
+    "Instruments",
     "NumericalStabilityReport",
     "RatioExplosionDiagnostic",
     "SeedEpochs",

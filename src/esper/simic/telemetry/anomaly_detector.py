@@ -82,6 +82,10 @@ class Anomaly:
     details: Mapping[str, Any]
 
 
+def _found(wrong: bool, kind: AnomalyKind, message: str, **details: Any) -> list[Anomaly]:
+    return [Anomaly(kind, message, details)] if wrong else []
+
+
 @dataclass(frozen=True, slots=True)
 class AnomalyReport:
     """All alarms of one update."""
@@ -90,17 +94,14 @@ class AnomalyReport:
 
     @property
     def has_anomaly(self) -> bool:
-        """Whether there is any."""
         return bool(self.anomalies)
 
     @property
     def kinds(self) -> tuple[AnomalyKind, ...]:
-        """Their kinds."""
         return tuple(anomaly.kind for anomaly in self.anomalies)
 
     @property
     def details(self) -> dict[AnomalyKind, Mapping[str, Any]]:
-        """Their numbers."""
         return {anomaly.kind: anomaly.details for anomaly in self.anomalies}
 
 
@@ -148,16 +149,11 @@ class AnomalyDetector:
 
     def check_ratios(self, ratio_max: float, ratio_min: float) -> list[Anomaly]:
         """Probability ratios out of bounds."""
-        found = []
-        if ratio_max > self.max_ratio_threshold:
-            limits = {"ratio_max": ratio_max, "limit": self.max_ratio_threshold}
-            message = f"a probability ratio reached {ratio_max:.3g} (limit {self.max_ratio_threshold:g})"
-            found.append(Anomaly(AnomalyKind.RATIO_EXPLOSION, message, limits))
-        if ratio_min < self.min_ratio_threshold:
-            limits = {"ratio_min": ratio_min, "limit": self.min_ratio_threshold}
-            message = f"a probability ratio fell to {ratio_min:.3g} (limit {self.min_ratio_threshold:g})"
-            found.append(Anomaly(AnomalyKind.RATIO_COLLAPSE, message, limits))
-        return found
+        high, low = self.max_ratio_threshold, self.min_ratio_threshold
+        reached = f"a probability ratio reached {ratio_max:.3g} (limit {high:g})"
+        fell = f"a probability ratio fell to {ratio_min:.3g} (limit {low:g})"
+        found = _found(ratio_max > high, AnomalyKind.RATIO_EXPLOSION, reached, ratio_max=ratio_max, limit=high)
+        return found + _found(ratio_min < low, AnomalyKind.RATIO_COLLAPSE, fell, ratio_min=ratio_min, limit=low)
 
     def value_limit(self, progress: float | None) -> float:
         """The least explained variance at this share of the run: lenient at first; None is the end."""
@@ -169,34 +165,27 @@ class AnomalyDetector:
     def check_value(self, explained_variance: float, progress: float | None = None) -> list[Anomaly]:
         """A critic that explains too little for how far the run is."""
         limit = self.value_limit(progress)
-        if not explained_variance < limit:
-            return []
         message = f"the critic explains {explained_variance:.2f} of the returns' variance (at least {limit:g} by now)"
         details = {"explained_variance": explained_variance, "limit": limit}
-        return [Anomaly(AnomalyKind.VALUE_COLLAPSE, message, details)]
+        return _found(explained_variance < limit, AnomalyKind.VALUE_COLLAPSE, message, **details)
 
     def check_value_growth(self, growth: float) -> list[Anomaly]:
         """A critic whose error on a round grows by learning from that round."""
-        if not growth > self.value_divergence_limit:
-            return []
+        limit = self.value_divergence_limit
         message = f"learning from the round multiplied the critic's error on it by {growth:.2f}"
-        return [
-            Anomaly(AnomalyKind.VALUE_DIVERGENCE, message, {"growth": growth, "limit": self.value_divergence_limit})
-        ]
+        return _found(growth > limit, AnomalyKind.VALUE_DIVERGENCE, message, growth=growth, limit=limit)
 
     def check_numerics(self, has_nan: bool, has_inf: bool) -> list[Anomaly]:
         """NaN or infinity in a loss, ratio or gradient."""
-        if not (has_nan or has_inf):
-            return []
         message = "a loss, ratio or gradient was not finite, and its minibatch was skipped"
-        return [Anomaly(AnomalyKind.NUMERICAL_INSTABILITY, message, {"has_nan": has_nan, "has_inf": has_inf})]
+        kind = AnomalyKind.NUMERICAL_INSTABILITY
+        return _found(has_nan or has_inf, kind, message, has_nan=has_nan, has_inf=has_inf)
 
     def check_drift(self, drift: float) -> list[Anomaly]:
         """A gradient norm far from its running mean."""
-        if not drift > self.drift_limit:
-            return []
+        limit = self.drift_limit
         message = f"the gradient norm is off its running mean by {drift:.1f} times that mean"
-        return [Anomaly(AnomalyKind.GRADIENT_DRIFT, message, {"drift": drift, "limit": self.drift_limit})]
+        return _found(drift > limit, AnomalyKind.GRADIENT_DRIFT, message, drift=drift, limit=limit)
 
     def entropy_limit_at(self, progress: float | None) -> float:
         """The least normalised entropy at this share of the run."""
@@ -224,19 +213,17 @@ class AnomalyDetector:
 
     def check_kl(self, kl: float) -> list[Anomaly]:
         """An update that moved the policy too far."""
-        if not (math.isnan(kl) or kl > self.kl_limit):
-            return []
-        message = f"the update moved the policy by {kl:.3g} nats (limit {self.kl_limit:g})"
-        return [Anomaly(AnomalyKind.KL_SPIKE, message, {"kl": kl, "limit": self.kl_limit})]
+        limit = self.kl_limit
+        message = f"the update moved the policy by {kl:.3g} nats (limit {limit:g})"
+        return _found(math.isnan(kl) or kl > limit, AnomalyKind.KL_SPIKE, message, kl=kl, limit=limit)
 
     def check_lstm(self, health: LSTMHealth) -> list[Anomaly]:
         """A memory that is not finite or out of scale."""
-        if health.is_healthy(self.lstm_limit):
-            return []
         message = f"the policy's memory reaches {max(health.h_max, health.c_max):.3g} (limit {self.lstm_limit:g})"
         if health.has_nan or health.has_inf:
             message = "the policy's memory is not finite"
-        return [Anomaly(AnomalyKind.LSTM_UNHEALTHY, message, health.to_dict())]
+        sick = not health.is_healthy(self.lstm_limit)
+        return _found(sick, AnomalyKind.LSTM_UNHEALTHY, message, **health.to_dict())
 
     def check_seeds(self, seeds: SeedEpochs) -> list[Anomaly]:
         """Seeds that cannot learn, seeds that leave the scale, and seeds that look better than they are."""
@@ -251,11 +238,11 @@ class AnomalyDetector:
                 shares = ", ".join(f"{name} in {counts[name]} of {seeds.trained[name]} epochs" for name in names)
                 epochs = {name: counts[name] for name in names}
                 found.append(Anomaly(kind, f"seeds had {what}: {shares}", {"blueprints": names, "epochs": epochs}))
-        if seeds.suspected >= _MIN_SUSPECTED and seeds.suspected > self.gaming_share * seeds.judged:
-            message = f"seeds look better than they are in {seeds.suspected} of {seeds.judged} measured epochs"
-            details = {"suspected": seeds.suspected, "judged": seeds.judged, "limit": self.gaming_share}
-            found.append(Anomaly(AnomalyKind.REWARD_GAMING, message, details))
-        return found
+        suspected, judged, limit = seeds.suspected, seeds.judged, self.gaming_share
+        many = suspected >= _MIN_SUSPECTED and suspected > limit * judged
+        message = f"seeds look better than they are in {suspected} of {judged} measured epochs"
+        kind = AnomalyKind.REWARD_GAMING
+        return found + _found(many, kind, message, suspected=suspected, judged=judged, limit=limit)
 
     def check_all(
         self,

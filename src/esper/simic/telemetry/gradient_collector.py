@@ -131,15 +131,8 @@ class SeedGradientCollector:
         return AsyncGradientStats(False, len(gradients), norms.square().sum(), norms, self._counts(norms))
 
     def _counts(self, norms: Tensor) -> Tensor:
-        return torch.stack(
-            [
-                norms < self.vanishing_threshold,
-                norms > self.exploding_threshold,
-                norms.isnan(),
-                norms.isinf(),
-                norms == 0.0,
-            ]
-        ).sum(1)
+        vanishing, exploding = norms < self.vanishing_threshold, norms > self.exploding_threshold
+        return torch.stack([vanishing, exploding, norms.isnan(), norms.isinf(), norms == 0.0]).sum(1)
 
 
 def _norms(gradients: list[Tensor]) -> Tensor:

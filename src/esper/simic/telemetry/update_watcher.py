@@ -1,4 +1,4 @@
-"""Watching an update: how much is collected, minibatch by minibatch."""
+"""Watching an update, minibatch by minibatch: how much is collected, and the debug records made of it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -111,10 +111,6 @@ class RatioExplosionDiagnostic:
             dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain types."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class NumericalStabilityReport:
@@ -148,10 +144,6 @@ class NumericalStabilityReport:
         bad = torch.stack([(~weight.isfinite()).sum() for weight in weights]).sum()
         norm, size, count = torch.stack([norms.square().sum().sqrt(), largest, bad.float()]).tolist()
         return cls(norm, size, int(count), gradient, unit_norms, losses, entropies)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain types."""
-        return asdict(self)
 
 
 _EMPTY = AsyncGradientStats(empty=True, num_gradients=0)
@@ -203,12 +195,13 @@ class UpdateWatcher:
         last, self._last = self._last, None
         if last is None:
             return None
-        ratios = {name: self._diagnose(last, name).to_dict() for name in self.agent.spec.names}
+        ratios = {name: asdict(self._diagnose(last, name)) for name in self.agent.spec.names}
         losses, norms, entropies = (
             {name: float(number) for name, number in numbers.items()}
             for numbers in (last.losses, last.unit_norms, last.entropies)
         )
-        return ratios, NumericalStabilityReport.of(self._parameters, gradients, norms, losses, entropies).to_dict()
+        stability = NumericalStabilityReport.of(self._parameters, gradients, norms, losses, entropies)
+        return ratios, asdict(stability)
 
     def _diagnose(self, last: _LastMinibatch, head: str) -> RatioExplosionDiagnostic:
         columns = (last.part.active, last.part.old_log_probs, last.part.actions)

@@ -1,13 +1,13 @@
 """Training a controller: the loop, checkpoints, and the controller that comes of it."""
 
-from esper.simic.config import Phase, TrainingConfig, preset, preset_names
+from esper.simic.config import Phase, TrainingConfig
 from esper.simic.training.controller import LearnedController, load_controller
 from esper.simic.training.resuming import resumed_config
 from esper.simic.training.rounds import collect_round
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.setup import EnvRecipe, require_ready, settled
 from esper.simic.training.trainer import InterruptedRunError, RoundReport, Trainer, TrainingSummary
-from esper.simic.training.world import GrowthWorld, masks_by_head
+from esper.simic.training.world import GrowthWorld
 
 __all__ = [
     "EnvRecipe",
@@ -22,9 +22,6 @@ __all__ = [
     "TrainingSummary",
     "collect_round",
     "load_controller",
-    "masks_by_head",
-    "preset",
-    "preset_names",
     "require_ready",
     "resumed_config",
     "settled",

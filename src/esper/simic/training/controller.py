@@ -67,15 +67,14 @@ class LearnedController:
 def load_controller(path: Path, device: str = "cpu") -> LearnedController:
     """The controller in a checkpoint, or the best one in a run folder."""
     # Of a run folder, the best by validation; before the first validation, the newest.
-    file = path
     if path.is_dir():
         folder = RunFolder(path)
         found = folder.best if folder.best.exists() else folder.newest()
         if found is None:
             raise InputError(f"{path} holds no checkpoint; name a run folder of `esper train` or a checkpoint file")
-        file = found
-    agent, _ = load_checkpoint(file, device)
-    with naming(file):
+        path = found
+    agent, _ = load_checkpoint(path, device)
+    with naming(path):
         slots = agent.slot_config
         if agent.spec != esper_action_spec(slots) or agent.state_dim != observation_width(slots):
             raise InputError("it holds an agent for another world than growing networks")

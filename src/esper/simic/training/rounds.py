@@ -6,16 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina import num_blueprints
-from esper.leyline import SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, Op
+from esper.kasmina import SlotTable, num_blueprints
+from esper.leyline import SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, Op, Stage
 from esper.simic.agent.network import Policy
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden
 from esper.simic.control.action_masks import move, move_masks
 from esper.simic.training.world import GrowthWorld, Transition
-
-_AT_THE_END = ("score", "objective", "twin_objective", "price", "added_params", "kept")
-"""What is taken from the last step of an episode."""
 
 
 class RoundTally:
@@ -23,9 +20,8 @@ class RoundTally:
 
     def __init__(self, world: GrowthWorld) -> None:
         self._by_task = world.by_task
-        unknown = torch.full((len(_AT_THE_END), world.num_envs), torch.nan)
-        self.ended = dict(zip(_AT_THE_END, unknown, strict=True))
-        """By name: see `Transition`."""
+        self.ended: dict[str, Tensor] = {}
+        """What the last step of each episode tells of the whole."""
         self.ops = torch.zeros(world.num_envs, len(Op))
         self.returns = torch.zeros(world.num_envs)
         self.components: dict[str, Tensor] = {}
@@ -45,19 +41,28 @@ class RoundTally:
             added = torch.where(running, term, 0.0)
             self.components[name] = self.components.get(name, torch.zeros_like(added)) + added
         # What the last step tells of the whole episode.
-        ended = running & (step.terminated | step.truncated)
-        for name, column in self.ended.items():
-            column[ended] = getattr(step, name)[ended].to(torch.float32)
-        self._count_seeds(step, running)
+        last = {
+            "val_score": step.score,
+            "objective": step.objective,
+            "twin_objective": step.twin_objective,
+            "price": step.price,
+            "added_params": step.table.added_params,
+            "kept": (step.table.stage == Stage.FOSSILIZED).sum(1),
+        }
+        ended = running & step.over
+        for name, values in last.items():
+            column = self.ended.setdefault(name, torch.full_like(self.returns, torch.nan))
+            column[ended] = values[ended].to(torch.float32)
+        self._count_seeds(step.table, running)
         self.dropped |= running & step.dropped
 
-    def _count_seeds(self, step: Transition, running: Tensor) -> None:
-        norms, ids = step.seed_grad_norm[running], step.blueprint[running]
+    def _count_seeds(self, table: SlotTable, running: Tensor) -> None:
+        norms, ids = table.seed_grad_norm.where(table.occupied, torch.nan)[running], table.blueprint[running]
         kinds = (
             norms.isfinite(),
             norms < SEED_VANISHING_GRADIENT,
             norms > SEED_EXPLODING_GRADIENT,
-            step.contribution[running].isfinite(),
+            table.contribution[running].isfinite(),
         )
         self.seed_epochs.index_add_(0, ids.flatten(), torch.stack(kinds, -1).flatten(0, 1).long())
 
@@ -79,7 +84,7 @@ class RoundTally:
     def rows(self) -> list[dict[str, Any]]:
         """The episodes one by one, as `EpisodeEnded` takes them."""
         columns: dict[str, list[Any]] = {name: column.tolist() for name, column in self.ended.items()}
-        columns["val_score"] = columns.pop("score")
+        columns["task"] = [task for task, hosts in self._by_task(self.returns).items() for _ in hosts]
         columns |= {"return_": self.returns.tolist(), "dropped": self.dropped.tolist()}
         columns["ops"] = [{op.name: int(row[op]) for op in Op} for row in self.ops.tolist()]
         terms = {name: term.tolist() for name, term in self.components.items()}
@@ -91,7 +96,7 @@ class RoundTally:
 def collect_round(
     agent: PPOAgent,
     world: GrowthWorld,
-    round_index: int,
+    index: int,
     check_interrupt: Callable[[], None] = lambda: None,
     teacher: str | None = None,
     *,
@@ -99,12 +104,12 @@ def collect_round(
 ) -> RoundTally:
     """Play one episode per host and store it; the statistics of the policy's normaliser stay as they are.
 
-    `check_interrupt` is called after every step, and may raise. With a `teacher`, what is stored as actions is what the
-    controller of that name would do; the agent either watches it play, or plays itself and is told.
+    `check_interrupt` is called after every step, and may raise. With a `teacher` this is a lesson: what is stored as
+    actions is what the controller of that name would do; the agent either watches it play, or plays itself and is told.
     """
     policy = agent.policy
     agent.buffer.clear()
-    observations, masks = world.reset(round_index, check_interrupt)
+    observations, masks = world.reset(index, check_interrupt, lesson=teacher is not None)
     hidden = policy.initial_hidden(world.num_envs)
     running, tally = torch.ones(world.num_envs, dtype=torch.bool), RoundTally(world)
     teachers = None if teacher is None else world.controllers(teacher)
@@ -119,21 +124,20 @@ def collect_round(
             decision = decision._replace(actions=world.decide(teachers))
             played = decision.actions if watch else played
         step = world.step(played)
-        over = step.terminated | step.truncated
         agent.buffer.add_step(
             normalized,
             masks,
             hidden,
             decision,
             step.rewards,
-            over,
+            step.over,
             step.truncated,
             bootstrap_values=None if agent.config.horizon_is_terminal else _values_after(step, policy, decision.hidden),
             raw_obs=observations,
             active=running,
         )
         tally.add(played, step, running)
-        running = running & ~(over | step.dropped)
+        running = running & ~(step.over | step.dropped)
         observations, masks, hidden = step.observations, step.masks, decision.hidden
         check_interrupt()
     agent.buffer.step_counts[tally.dropped] = 0  # nothing is learned from episodes that were lost

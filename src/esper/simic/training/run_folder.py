@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
@@ -116,43 +116,41 @@ def _holder(handle: int) -> str:
 
 BASELINES = ("never", "heuristic")
 """Controllers that are measured on the validation seeds before a run begins."""
-_KEPT = [spec.name for spec in fields(RoundCompleted) if spec.name != "seconds"]
-_ROUND_FIELDS = {name: hint for name, hint in get_type_hints(RoundCompleted).items() if name in _KEPT}
-"""What the history keeps of a round, by its type."""
+ROUND_FIELDS = {
+    spec.name: get_type_hints(RoundCompleted)[spec.name] for spec in fields(RoundCompleted) if spec.name != "seconds"
+}
+"""What the history keeps of a round, by its type: all but its seconds, because no two runs agree on them."""
 
 
-def history_entry(record: RoundCompleted) -> dict[str, Any]:
-    """A round as the history keeps it: without its seconds, because no two runs agree on them."""
-    return {name: getattr(record, name) for name in _ROUND_FIELDS}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunState:
-    """A run between two rounds, as tensors and built-in types."""
+    """How far a run has come, as tensors and built-in types."""
 
-    round: int
+    round: int = 0
     """Rounds that are over."""
-    phase: int
+    phase: int = 0
     """Phases of the curriculum that are over; a run never goes back to one, even if it is given more rounds."""
-    rng: Tensor
-    """State of torch's generator."""
-    best: float
+    rng: Tensor = field(default_factory=torch.get_rng_state)
+    """State of torch's generator when this was packed."""
+    best: float = -math.inf
     """Mean objective of the best validation so far; minus infinity before the first one."""
-    lessons: int
+    lessons: int = 0
     """Rounds with a teacher that are over."""
-    baselines: dict[str, dict[str, float]]
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
     """Per baseline and task: objective on the validation seeds; empty before they are measured."""
-    history: list[dict[str, Any]]
+    history: list[dict[str, Any]] = field(default_factory=list)
     """One entry per round."""
-    instruments: dict[str, Any]
+    instruments: dict[str, Any] = field(default_factory=dict)
+    """Their state when this was packed."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+    def packed(self, instruments: dict[str, Any]) -> dict[str, Any]:
+        """For a checkpoint, as of now."""
+        self.rng, self.instruments = torch.get_rng_state(), instruments
         return {spec.name: getattr(self, spec.name) for spec in fields(self)}
 
     @classmethod
     def of(cls, extra: object, config: TrainingConfig) -> Self:
-        """The inverse of `to_dict`; what a run with this config cannot have left is refused, and its place named."""
+        """The inverse of `packed`; what a run with this config cannot have left is refused, and its place named."""
         state = checked_keys(extra, [spec.name for spec in fields(cls)], "extra")
         checked_whole(state["round"], "extra.round", 0, config.rounds)
         checked_whole(state["phase"], "extra.phase", 0, len(config.world.curriculum))
@@ -188,8 +186,8 @@ def _check_history(history: object, rounds: int, config: TrainingConfig) -> None
     for index, entry in enumerate(checked_list(history, "extra.history", rounds)):
         place = f"extra.history.{index}"
         # Every field of the record is there, in its type; then what ties it to this run.
-        for name, value in checked_keys(entry, tuple(_ROUND_FIELDS), place).items():
-            if not has_type(value, _ROUND_FIELDS[name]):
+        for name, value in checked_keys(entry, tuple(ROUND_FIELDS), place).items():
+            if not has_type(value, ROUND_FIELDS[name]):
                 raise InputError(f"{place}.{name} cannot be {shown(value)}")
             for number in value.values() if isinstance(value, Mapping) else (value,):
                 if isinstance(number, int):

@@ -12,14 +12,13 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import TrainingConfig, WorldConfig
 from esper.simic.config.reward import RewardConfig
 from esper.simic.control import observation_width, signals_to_features
-from esper.simic.rewards import Reward, RewardBreakdown, emit_flags, make_reward
+from esper.simic.rewards import make_reward
 from esper.tamiyo import controller_names
 from esper.tasks import Task, find_task
 from esper.tolaria import (
     ComputeSettings,
     EpisodeSettings,
     GrowthEnv,
-    Outcome,
     Population,
     Shard,
     TrackerSettings,
@@ -49,20 +48,8 @@ class EnvRecipe:
             )
         task = find_task(self.task) if isinstance(self.task, str) else self.task
         population = Population(task, shard.num_hosts, self.settings, executor=self.executor, hub=hub)
-        reward = _reporting(make_reward(self.reward), hub)
+        reward = make_reward(self.reward, hub)
         return GrowthEnv(population, signals_to_features, reward, self.seed, first_host=shard.first_host)
-
-
-def _reporting(reward: Reward, hub: Hub) -> Reward:
-    """`reward`, telling `hub` of seeds that look as if they were gaming their credit."""
-
-    def reported(outcome: Outcome) -> RewardBreakdown:
-        breakdown = reward(outcome)
-        if hub.listening:
-            emit_flags(breakdown.flags, outcome, hub)
-        return breakdown
-
-    return reported
 
 
 def episode_settings(world: WorldConfig) -> EpisodeSettings:

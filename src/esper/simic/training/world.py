@@ -8,15 +8,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from esper.kasmina import ActionMasks
-from esper.leyline import HEAD_NAMES, InputError, Severity, Stage
+from esper.kasmina import ActionMasks, SlotTable
+from esper.leyline import HEAD_NAMES, InputError, Severity, TelemetryEvent
 from esper.nissa import Hub, MemorySink
+from esper.nissa.events import LESSON_ROUND
 from esper.simic.config import FIRST_LESSON, TrainingConfig
 from esper.simic.control import Masks
 from esper.simic.training.setup import EnvRecipe, episode_settings
 from esper.tamiyo import Controller, make_controller
 from esper.tasks import find_task
 from esper.tolaria import Environment, Shard, Situation, Step, WorkerPool, episode_seed
+from esper.tolaria.records import join
 
 
 def masks_by_head(masks: ActionMasks) -> Masks:
@@ -26,7 +28,7 @@ def masks_by_head(masks: ActionMasks) -> Masks:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What one step of all hosts of a world brought; `[N]` but for observations and masks."""
+    """What one step of all hosts of a world brought; `[N]` but for observations, masks and table."""
 
     observations: Tensor
     masks: Masks
@@ -42,19 +44,16 @@ class Transition:
     """Of the committed network on validation; NaN before the episode's end."""
     twin_objective: Tensor
     """Of the twin; NaN before the episode's end and where there is none."""
-    added_params: Tensor
-    """That the network has at this time."""
-    kept: Tensor
-    """Seeds kept for good so far."""
     score: Tensor
     """Of the committed network on validation; NaN before the episode's end."""
     price: Tensor
-    blueprint: Tensor
-    """`[N, S]`: id of the seed's; 0 where there is no seed."""
-    seed_grad_norm: Tensor
-    """`[N, S]`: in this epoch; NaN where there is no seed."""
-    contribution: Tensor
-    """`[N, S]`: in this epoch; NaN where none was measured."""
+    table: SlotTable
+    """The seeds after the step."""
+
+    @property
+    def over(self) -> Tensor:
+        """Bool: the episode has ended."""
+        return self.terminated | self.truncated
 
 
 class GrowthWorld:
@@ -79,9 +78,14 @@ class GrowthWorld:
         if len(slots) > 1:
             raise InputError(f"tasks must have hosts with the same number of slots; these have {sorted(slots)}")
         self.num_slots = slots.pop()
-        # One environment per task, each telling its events through a relay of its own.
-        self._relays = [_Relay(hub or Hub(), index * world.envs, least) for index in range(len(world.tasks))]
-        self._envs = _make_envs(config, [relay.source for relay in self._relays])
+        # One environment per task. Tasks step in threads of their own: what their hosts tell waits for the others.
+        self._hub = hub or Hub()
+        self._told = [MemorySink() for _ in world.tasks]
+        self._hubs = [
+            Hub([told] if self._hub.listening else [], least).bind(first_host=index * world.envs)
+            for index, told in enumerate(self._told)
+        ]
+        self._envs = _make_envs(config, self._hubs)
         # Twins.
         self._distinct = world.distinct_rounds if world.twins else None
         self._twin_weight = world.twin_weight
@@ -91,23 +95,23 @@ class GrowthWorld:
         # Tasks in workers of their own run at the same time: the threads only wait for them.
         self._threads = ThreadPoolExecutor(len(self._envs)) if world.workers > 1 else None
 
-    def reset(self, round_index: int, after_step: Callable[[], None] = lambda: None) -> tuple[Tensor, Masks]:
-        """Begin the episodes of a round or lesson, which follow from the run's seed and the number of the round.
+    def reset(
+        self, index: int, after_step: Callable[[], None] = lambda: None, *, lesson: bool = False
+    ) -> tuple[Tensor, Masks]:
+        """Begin the episodes of a round or lesson, which follow from the run's seed and its number, counted from 0.
 
         If the twins of these episodes are not known yet, they are trained first; `after_step` is called after every
         step of theirs, and may raise.
         """
-        episode = self._episode(round_index)
-        self._alone = _Alone.of_none(self.num_envs) if self._distinct is None else self._twins_of(episode, after_step)
-        for relay in self._relays:
-            relay.round, relay.muted = 0 if round_index >= FIRST_LESSON else round_index + 1, False
-        return self._begin(episode)
-
-    def _episode(self, round_index: int) -> int:
-        """The number that seeds the episodes of a round; those of lessons never come round again."""
-        if self._distinct is None or round_index >= FIRST_LESSON:
-            return round_index
-        return round_index % self._distinct
+        self._hub = self._hub.bind(round_=LESSON_ROUND if lesson else index + 1)
+        # Seeds of rounds come round again where there are twins; those of lessons never do.
+        episode = FIRST_LESSON + index if lesson else index
+        if self._distinct is not None:
+            episode = episode if lesson else index % self._distinct
+            self._alone = self._twins_of(episode, after_step)
+        begun = self._begin(episode)
+        self._pass_on_events()
+        return begun
 
     def _begin(self, episode: int) -> tuple[Tensor, Masks]:
         observations, masks = [], []
@@ -116,43 +120,41 @@ class GrowthWorld:
             seen, legal = env.reset([episode_seed(self._seed, first + host, episode) for host in range(self._per_task)])
             observations.append(seen)
             masks.append(masks_by_head(legal))
-        self._pass_on_events()
-        return torch.cat(observations), _join(masks)
+        return torch.cat(observations), join(masks)
 
     def _twins_of(self, episode: int, after_step: Callable[[], None]) -> "_Alone":
         if episode in self._known:
             return self._known[episode]
         alone = self._play_alone(episode, after_step)
-        if not bool(alone.dropped.any()):
+        if not alone.dropped.any():
             self._known[episode] = alone
         return alone
 
     def _play_alone(self, episode: int, after_step: Callable[[], None]) -> "_Alone":
         """Train the hosts of these episodes without any seed; nothing is told of it."""
-        for relay in self._relays:
-            relay.muted = True
         # Actions of zeros wait.
         self._begin(episode)
         alone, running = _Alone.of_none(self.num_envs), torch.ones(self.num_envs, dtype=torch.bool)
         while running.any():
             step = self._advance(torch.zeros(self.num_envs, len(HEAD_NAMES), dtype=torch.int64))
-            ended = running & (step.terminated | step.truncated)
+            ended = running & step.over
             alone.earned += torch.where(running, step.rewards, 0.0)
             alone.objective[ended] = step.objective[ended].to(torch.float32)
             alone.dropped |= running & step.dropped
             running = running & ~(ended | step.dropped)
+            self._take_events()
             after_step()
         return alone
 
     def step(self, actions: Tensor) -> Transition:
         """Take one action per host."""
         step, alone = self._advance(actions), self._alone
-        ended = step.terminated | step.truncated
+        self._pass_on_events()
         return replace(
             step,
-            rewards=step.rewards - torch.where(ended, self._baseline(alone), 0.0),
+            rewards=step.rewards - torch.where(step.over, self._baseline(alone), 0.0),
             dropped=step.dropped | alone.dropped,
-            twin_objective=torch.where(ended, alone.objective, torch.nan),
+            twin_objective=torch.where(step.over, alone.objective, torch.nan),
         )
 
     def _baseline(self, alone: "_Alone") -> Tensor:
@@ -169,14 +171,8 @@ class GrowthWorld:
         """One step of all hosts, twins not considered."""
         # All tasks step at the same time where they have workers.
         run = map if self._threads is None else self._threads.map
-        steps = list(run(lambda env, share: env.step(share), self._envs, actions.split(self._per_task)))
-        self._pass_on_events()
-        # Hosts of all tasks as one batch.
-        parts = [_transition(step) for step in steps]
-        names = [name for name in Transition.__dataclass_fields__ if name not in ("masks", "components")]
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-        components = {name: torch.cat([part.components[name] for part in parts]) for name in parts[0].components}
-        return Transition(masks=_join([part.masks for part in parts]), components=components, **joined)
+        steps = run(lambda env, share: env.step(share), self._envs, actions.split(self._per_task))
+        return join([_transition(step) for step in steps])  # hosts of all tasks as one batch
 
     def controllers(self, name: str) -> list[Controller]:
         """The controller `name` once for each task, at the start of a round."""
@@ -200,8 +196,8 @@ class GrowthWorld:
 
     def tell_from(self, least: Severity) -> None:
         """Have hosts tell of nothing below `least`, from their next episodes on."""
-        for relay in self._relays:
-            relay.source.least = least
+        for hub in self._hubs:
+            hub.least = least
 
     @property
     def dropped_episodes(self) -> int:
@@ -216,8 +212,12 @@ class GrowthWorld:
             self._threads.shutdown()
 
     def _pass_on_events(self) -> None:
-        for relay in self._relays:
-            relay.pass_on()
+        for event in self._take_events():
+            self._hub.emit(event)
+
+    def _take_events(self) -> list[TelemetryEvent]:
+        """What hosts have told since the last time, task by task, whichever came first."""
+        return [event for told in self._told for event in told.take()]
 
 
 @dataclass(slots=True)
@@ -238,8 +238,7 @@ class _Alone:
 
 def _transition(step: Step) -> Transition:
     outcome, after = step.info.outcome, step.info.outcome.after
-    table = after.table
-    ended = outcome.final_score - after.rent(outcome.final_params, outcome.final_flops)
+    objective = outcome.final_score - after.rent(outcome.final_params, outcome.final_flops)
     return Transition(
         observations=step.observations,
         masks=masks_by_head(step.masks),
@@ -248,38 +247,12 @@ def _transition(step: Step) -> Transition:
         truncated=step.truncated,
         dropped=step.info.dropped,
         components=step.info.payment.components,
-        objective=ended,
-        twin_objective=torch.full_like(ended, torch.nan),
-        added_params=table.added_params,
-        kept=(table.stage == Stage.FOSSILIZED).sum(1),
+        objective=objective,
+        twin_objective=torch.full_like(objective, torch.nan),
         score=outcome.final_score,
         price=after.price,
-        blueprint=table.blueprint,
-        seed_grad_norm=torch.where(table.occupied, table.seed_grad_norm, torch.nan),
-        contribution=table.contribution,
+        table=after.table,
     )
-
-
-class _Relay:
-    """Tells a hub what happens to the hosts of one task, numbered as in the world; lessons are round 0.
-
-    Events are passed on together, after a step, because tasks step in threads of their own.
-    """
-
-    def __init__(self, hub: Hub, first: int, least: Severity) -> None:
-        self._hub = hub
-        self._first = first
-        self._told = MemorySink()
-        self.source = Hub([self._told] if hub.listening else [], least)
-        """What the task's hosts tell."""
-        self.round = 0
-        self.muted = False
-
-    def pass_on(self) -> None:
-        """Hand over what has been told since the last time."""
-        for event in [] if self.muted else self._told.events:
-            self._hub.emit(replace(event, env_id=self._first + (event.env_id or 0), round=self.round))
-        self._told.events.clear()
 
 
 def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]:
@@ -292,7 +265,3 @@ def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]
         pooled = world.workers > 1
         envs.append(WorkerPool(recipe, world.envs, workers, hub=hub) if pooled else recipe(Shard(0, world.envs), hub))
     return envs
-
-
-def _join(parts: Sequence[Masks]) -> Masks:
-    return {name: torch.cat([part[name] for part in parts]) for name in HEAD_NAMES}

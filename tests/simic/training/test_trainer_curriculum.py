@@ -8,7 +8,7 @@ import pytest
 import esper
 from esper.leyline import InputError
 from esper.simic.training import InterruptedRunError, Phase, Trainer, TrainingConfig
-from tests.simic.training.test_vectorized import assert_same_run, tiny_config
+from tests.simic.training.runs import assert_same_run, tiny_config
 
 PHASES = (Phase(until=0.25, budget=0), Phase(until=0.6, price=0.5))
 

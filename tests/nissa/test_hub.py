@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from esper.leyline import EventType, Severity, TelemetryEvent
 from esper.nissa import ConsoleSink, Hub, JsonLinesSink, MemorySink
+from esper.nissa.events import GovernorRollback
 
 
 def make_event(number: int = 0, **overrides: object) -> TelemetryEvent:
@@ -37,6 +39,39 @@ def test_events_reach_every_sink_in_order() -> None:
             hub.emit(make_event(number))
     assert [event.payload["number"] for event in first.events] == list(range(5))
     assert first.events == second.events
+
+
+def test_a_bound_hub_stamps_its_round_and_numbers_its_hosts() -> None:
+    memory = MemorySink()
+    hub = Hub([memory])
+    later = hub.bind(round_=3).bind(first_host=8)
+    later.bind(first_host=2).tell(GovernorRollback(reason="loss", panics=1), env_id=1, slot_id="r0c0")
+    later.tell(GovernorRollback(reason="loss", panics=1))
+    hub.tell(GovernorRollback(reason="loss", panics=1), env_id=1)
+    assert [(event.round, event.env_id, event.slot_id) for event in memory.events] == [
+        (3, 11, "r0c0"),
+        (3, None, None),
+        (None, 1, None),
+    ]
+
+
+def test_an_event_from_elsewhere_is_stamped_with_what_it_lacks() -> None:
+    memory = MemorySink()
+    hub = Hub([memory]).bind(round_=3, first_host=8)
+    told, known = make_event(), make_event(round=7)
+    hub.emit(told)
+    hub.emit(known)
+    assert memory.take() == [replace(told, round=3, env_id=10), replace(known, env_id=10)]
+    assert memory.events == []
+
+
+def test_a_sink_that_fails_for_a_bound_hub_is_left_out_for_all() -> None:
+    broken = Broken()
+    hub = Hub([broken])
+    hub.bind(round_=1).emit(make_event())
+    hub.emit(make_event())
+    assert broken.calls == 1
+    assert not hub.listening
 
 
 def test_a_failing_sink_is_reported_once_and_left_out(caplog: pytest.LogCaptureFixture) -> None:

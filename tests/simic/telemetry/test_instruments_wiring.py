@@ -5,7 +5,6 @@ A real round is played once; each test changes one number of it. Whole runs with
 """
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +12,14 @@ import pytest
 import torch
 
 from esper.kasmina import num_blueprints
-from esper.leyline import SEED_EXPLODING_GRADIENT, SEED_VANISHING_GRADIENT, EventType
+from esper.leyline import EventType
 from esper.nissa import Hub, MemorySink
 from esper.nissa.events import RansomwareSuspected
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.telemetry import AnomalyKind
+from esper.simic.telemetry import AnomalyKind, Instruments
 from esper.simic.training import RoundReport, Trainer, collect_round
-from esper.simic.training.instruments import Instruments
 from esper.simic.training.rounds import RoundTally
-from tests.simic.training.test_vectorized import tiny_config
+from tests.simic.training.runs import tiny_config
 
 KIND = AnomalyKind
 ROUND = 30
@@ -59,14 +57,11 @@ def alarms(
     sink = MemorySink()
     watch, agent, world = instruments or Instruments(CONFIG, Hub([sink])), played.trainer.agent, played.trainer.world
     hosts = watch.world_hub
-    assert hosts is not None
-    watch.begin(ROUND, agent, world)
+    watch.begin(ROUND, agent)
     for _ in range(suspicions):
         hosts.tell(RansomwareSuspected(epoch=3, contribution=60.0, total_improvement=-5.0, ratio=None), env_id=0)
     counts = torch.zeros(num_blueprints() + 1, 4, dtype=torch.int64) if seed_epochs is None else seed_epochs
-    tally = copy(played.outcome)
-    tally.seed_epochs = counts
-    watch.collected(tally, agent, world)
+    watch.collected(agent, world.situations(), counts, played.outcome.rows())
     healthy = {"explained_variance": 0.9, "explained_variance_after": 0.9, "value_mse_after": 0.0}
     metrics: Any = {**played.metrics, **healthy, **changes}
     found = {anomaly.kind for anomaly in watch.updated(metrics, agent)}
@@ -143,36 +138,6 @@ def test_a_memory_that_is_not_finite_raises_the_alarm(played: Played) -> None:
     found = alarms(played)
     memory.copy_(stored)
     assert found == {KIND.LSTM_UNHEALTHY}
-
-
-@pytest.mark.parametrize(
-    ("norm", "counted"),
-    [
-        (SEED_VANISHING_GRADIENT / 2, [True, True, False, False]),
-        (1.0, [True, False, False, False]),
-        (SEED_EXPLODING_GRADIENT * 2, [True, False, True, False]),
-        (torch.nan, [False, False, False, False]),
-    ],
-)
-def test_a_round_counts_the_epochs_of_seeds_by_their_gradients(norm: float, counted: list[bool]) -> None:
-    trainer = Trainer(tiny_config(twins=False, envs=2, episode_length=3))
-    step = trainer.world.step
-
-    def with_seeds(actions: torch.Tensor) -> Any:
-        """Every slot holds a seed of the second blueprint, with the same gradient and no measured contribution."""
-        brought = step(actions)
-        return replace(
-            brought,
-            blueprint=torch.full_like(brought.blueprint, 2),
-            seed_grad_norm=torch.full_like(brought.seed_grad_norm, norm),
-            contribution=torch.full_like(brought.contribution, torch.nan),
-        )
-
-    trainer.world.step = with_seeds  # type: ignore[method-assign]
-    counts = collect_round(trainer.agent, trainer.world, 0).seed_epochs
-    epochs = 2 * 3 * trainer.world.num_slots
-    assert counts[2].tolist() == [epochs * column for column in counted]
-    assert counts.sum() == counts[2].sum()
 
 
 def play_round(trainer: Trainer, sink: MemorySink, kind: EventType) -> tuple[RoundReport, list[Mapping[str, Any]]]:

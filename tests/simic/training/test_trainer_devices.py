@@ -17,7 +17,7 @@ from esper.tamiyo import run_episode
 from esper.tolaria import EpisodeSettings, compute
 from tests.second_device import SECOND, SecondDevice
 from tests.simic.builders import normalizer_of, parameters_of
-from tests.simic.training.test_vectorized import tiny_config
+from tests.simic.training.runs import tiny_config
 from tests.worlds import tiny_task
 
 THERE = str(SECOND)

@@ -14,10 +14,10 @@ from esper.nissa import Hub, MemorySink, payload_of, read_events
 from esper.nissa.events import UpdateCompleted
 from esper.simic.agent.update_log import empty_metrics
 from esper.simic.telemetry import AnomalyKind
+from esper.simic.telemetry.instruments import value_growth
 from esper.simic.training import Trainer, collect_round
-from esper.simic.training.instruments import value_growth
 from tests.simic.agent.test_ppo_transfers import ReadCounter
-from tests.simic.training.test_vectorized import assert_same_run, tiny_config
+from tests.simic.training.runs import assert_same_run, tiny_config
 
 ALARMING = {"max_ratio": 1.0001}
 """Any movement of the policy is an alarm now."""
@@ -133,7 +133,7 @@ def test_playing_a_round_reads_no_more_from_the_device_when_watched() -> None:
     for level in ("off", "normal", "debug"):
         sink = MemorySink()
         trainer = Trainer(tiny_config(telemetry=level), hub=Hub([sink]))
-        trainer._instruments.begin(1, trainer.agent, trainer.world)
+        trainer._instruments.begin(1, trainer.agent)
         counter, world = PolicyReads(), trainer.world
         world.reset, world.step = counter.leave_out(world.reset), counter.leave_out(world.step)  # type: ignore[method-assign]
         with counter:
@@ -175,7 +175,7 @@ def test_a_saved_instrument_goes_on_where_it_was() -> None:
 
 def test_an_empty_update_is_no_alarm() -> None:
     trainer = Trainer(tiny_config())
-    trainer._instruments.begin(1, trainer.agent, trainer.world)
+    trainer._instruments.begin(1, trainer.agent)
     assert trainer._instruments.updated(trainer.agent.update(), trainer.agent) == ()
 
 
@@ -196,9 +196,10 @@ def test_a_new_critic_may_overshoot_but_an_older_one_may_not() -> None:
     trainer = Trainer(tiny_config())
     found = []
     for number in (1, 2, 3):
-        trainer._instruments.begin(number, trainer.agent, trainer.world)
-        outcome = collect_round(trainer.agent, trainer.world, number)
-        trainer._instruments.collected(outcome, trainer.agent, trainer.world)
+        trainer._instruments.begin(number, trainer.agent)
+        tally = collect_round(trainer.agent, trainer.world, number)
+        situations = trainer.world.situations()
+        trainer._instruments.collected(trainer.agent, situations, tally.seed_epochs, tally.rows())
         metrics = trainer.agent.update()
         metrics["value_mse_after"] = 2 * metrics["value_mse_before"]
         found.append([anomaly.kind for anomaly in trainer._instruments.updated(metrics, trainer.agent)])

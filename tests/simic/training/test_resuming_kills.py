@@ -12,7 +12,7 @@ import pytest
 from esper.cli import main
 from esper.karn.sql import query
 from esper.simic.training import RunFolder, Trainer
-from tests.simic.training.test_vectorized import assert_same_run
+from tests.simic.training.runs import assert_same_run
 from tests.simic.training.zygote import Zygote
 from tests.worlds import TINY
 
@@ -115,8 +115,8 @@ def test_a_command_that_is_told_to_stop_saves_and_exits_as_shells_expect(
     assert f"go on with: esper train --out {folder.path} --resume\n" in zygote.log.read_text()
     trainer = Trainer(folder.stored_config(), folder, resume=True)
     trainer.world.close()
-    assert trainer.round >= 1
-    assert len(trainer.history) == trainer.round
+    assert trainer.state.round >= 1
+    assert len(trainer.state.history) == trainer.state.round
 
 
 def test_a_second_command_in_the_folder_of_a_run_is_refused_in_one_sentence(

@@ -8,7 +8,7 @@ import pytest
 
 from esper.leyline import EventType, TelemetryEvent
 from esper.nissa import BackgroundSink, Hub, MemorySink
-from tests.nissa.test_nissa import Broken, make_event
+from tests.nissa.test_hub import Broken, make_event
 
 
 class Slow(MemorySink):

@@ -15,7 +15,7 @@ from esper.simic.training.resuming import load_newest
 from esper.simic.training.run_folder import RunState
 from esper.tamiyo import run_episode
 from tests.fuzzing import changed, damaged_bytes, little_memory, mutations, works_or_is_refused
-from tests.simic.training.test_vectorized import tiny_config
+from tests.simic.training.runs import tiny_config
 from tests.worlds import slots_of, tiny_task
 
 SLOTS = slots_of(tiny_task())

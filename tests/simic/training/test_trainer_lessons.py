@@ -15,7 +15,7 @@ from esper.simic.agent.cloning import clone
 from esper.simic.config import LessonConfig
 from esper.simic.training import InterruptedRunError, RunFolder, Trainer, collect_round
 from esper.simic.training.rounds import RoundTally
-from tests.simic.training.test_vectorized import assert_same_run, events, final_weights, tiny_config
+from tests.simic.training.runs import assert_same_run, events, final_weights, tiny_config
 
 
 def agreement(trainer: Trainer) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 
 from esper.leyline import InputError
-from esper.simic.telemetry import prepare_profile, profiled, profiler, profiler_activities
+from esper.simic.telemetry import instruments, prepare_profile, profiled, profiler_activities
 
 CPU, CUDA, XPU = ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU
 
@@ -23,8 +23,8 @@ def test_activities_are_what_is_available(
     present: tuple[ProfilerActivity, ...], expected: set[ProfilerActivity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = tuple((activity, lambda activity=activity: activity in present) for activity in (CUDA, XPU))
-    monkeypatch.setattr(profiler, "_ACCELERATORS", found)
-    monkeypatch.setattr(profiler, "supported_activities", lambda: {CPU, CUDA, XPU})
+    monkeypatch.setattr(instruments, "_ACCELERATORS", found)
+    monkeypatch.setattr(instruments, "supported_activities", lambda: {CPU, CUDA, XPU})
     assert profiler_activities() == expected
 
 
