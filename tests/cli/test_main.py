@@ -25,7 +25,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (("blueprints", "--family", "conv3d"), "invalid choice 'conv3d' for argument '--family'. Expected one of ("),
         (("doctor", "--jsno", "x"), "unrecognized options: --jsno, x; perhaps you meant --json; run esper --help"),
         (("bench", "growth", "--seeds", "nan"), "error parsing --seeds: invalid literal for int() with base 10: 'nan'"),
-        (("sql", "runs/mine"), 'missing from esper sql: STR As in "select * from anomalies"'),
+        (("sql", "runs/mine"), 'missing from esper sql: STR SQL, such as "select * from anomalies"'),
         (("demo", "--seed"), "missing value for argument '--seed'"),
     ],
 )

@@ -66,7 +66,7 @@ class Growth(EpisodeOptions):
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Search for the best open-loop schedule of one task, or of several tasks together, and test it on held-out seeds."""
+    """Search for the best open-loop schedule for one or several tasks, and test it on held-out seeds."""
 
     tasks: tuple[str, ...] = ("mnist1d",)
     """Tasks that share the schedule."""
@@ -126,9 +126,9 @@ def _progress() -> "Iterator[Progress]":
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Time host training against a bare PyTorch loop, a whole step, and one PPO update against sb3-contrib's RecurrentPPO.
+    """Time host training against a bare PyTorch loop, a whole step, and one PPO update.
 
-    CPU-seconds of one thread; takes about six minutes.
+    The update is compared with sb3-contrib's RecurrentPPO. CPU-seconds of one thread; takes about six minutes.
     """
 
     repeats: int = 3
