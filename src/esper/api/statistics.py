@@ -1,7 +1,7 @@
 """Means with intervals, for numbers that come from a few paired seeds."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -34,7 +34,7 @@ class Estimate:
         return self.mean, self.low, self.high
 
     def to_dict(self) -> dict[str, object]:
-        return asdict(self)
+        return {"mean": self.mean, "low": self.low, "high": self.high, "per_seed": list(self.per_seed)}
 
     def show(self) -> str:
         """In percent, with the interval in brackets."""
