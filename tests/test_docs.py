@@ -53,3 +53,14 @@ def test_the_tutorial_runs_with_the_extra(kind: str) -> None:
 def test_the_blueprint_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     run("add-a-blueprint.md", blocks("add-a-blueprint.md"), {"__name__": "__main__"})
+
+
+def test_pages_name_only_source_files_that_exist() -> None:
+    root = DOCS.parent
+    folders = ("src", "lab", "tests", "benchmarks", "examples")
+    paths = [f"/{path.relative_to(root)}" for folder in folders for path in (root / folder).rglob("*.py")]
+    made = {"grown.py"}  # by the tutorial
+    for page in (root / "README.md", root / "CONTRIBUTING.md", *DOCS.glob("*.md")):
+        named = set(re.findall(r"[\w/-]+\.py\b", page.read_text())) - made
+        gone = [name for name in named if not any(path.endswith(f"/{name}") for path in paths)]
+        assert not gone, f"{page.name} names {', '.join(gone)}"

@@ -33,7 +33,7 @@ def test_a_file_that_could_not_be_written_is_refused(name: str, tmp_path: Path) 
 
 def test_two_results_need_two_files(tmp_path: Path) -> None:
     (tmp_path / "other").symlink_to("same")
-    with pytest.raises(InputError, match="is named for two results"):
+    with pytest.raises(InputError, match="is given for two results"):
         check_writable(tmp_path / "same", None, tmp_path / "other")
 
 

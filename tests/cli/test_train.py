@@ -88,7 +88,7 @@ def test_without_twins_nothing_is_said_about_them(train: Command, tmp_path: Path
     code, told = train("--out", tmp_path / "run", *SIZES, *SETTINGS, "--world.no-twins")
     assert code == 0
     assert "nan" not in told
-    assert "on its twins" not in told
+    assert "over twins" not in told
 
 
 def test_a_short_run_is_profiled_in_its_last_round(train: Command, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds with its 95 % bootstrap interval."""
+    """A mean over seeds with its 95 % bootstrap interval (percentiles)."""
 
     mean: float
     low: float
@@ -26,7 +26,7 @@ class Estimate:
         rng = np.random.default_rng(0)
         means = rng.choice(data, size=(_RESAMPLES, len(data))).mean(axis=1)
         low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-        return cls(float(data.mean()), float(low), float(high), tuple(float(value) for value in data))
+        return cls(float(data.mean()), float(low), float(high), tuple(data.tolist()))
 
     @property
     def interval(self) -> tuple[float, float, float]:
@@ -34,9 +34,8 @@ class Estimate:
         return self.mean, self.low, self.high
 
     def to_dict(self) -> dict[str, object]:
-        """As built-in types."""
         return {"mean": self.mean, "low": self.low, "high": self.high, "per_seed": list(self.per_seed)}
 
-    def show(self, scale: float = 100.0) -> str:
-        """As text, in percent by default."""
-        return f"{scale * self.mean:.1f} ({scale * self.low:.1f} to {scale * self.high:.1f})"
+    def show(self) -> str:
+        """In percent, with the interval in brackets."""
+        return f"{100 * self.mean:.1f} ({100 * self.low:.1f} to {100 * self.high:.1f})"

@@ -132,17 +132,14 @@ class Evaluation:
 
     @property
     def objective(self) -> Estimate:
-        """Objective on the test split."""
         return Estimate.of([result.test_objective for result in self.results])
 
     @property
     def test_accuracy(self) -> Estimate:
-        """Quality on the test split."""
         return Estimate.of([result.test_score for result in self.results])
 
     @property
     def parameters(self) -> Estimate:
-        """Parameters of the final networks."""
         return Estimate.of([result.host_params + result.added_params for result in self.results])
 
     def gain_over(self, other: "Evaluation") -> Estimate:
@@ -151,7 +148,6 @@ class Evaluation:
         return Estimate.of([mine.test_objective - theirs.test_objective for mine, theirs in pairs])
 
     def to_dict(self) -> dict[str, Any]:
-        """As built-in types."""
         names = ("objective", "test_accuracy", "parameters")
         numbers = {name: getattr(self, name).to_dict() for name in names}
         return {"controller": self.controller, "task": self.task, "seeds": list(self.seeds), **numbers}

@@ -1,4 +1,4 @@
-"""`esper bench`: measurements that the documentation quotes."""
+"""`esper bench`: the measurements in the documentation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from esper.cli.output import check_count, check_seed, check_writable, make_console, write_json
-from esper.leyline import DEFAULT_PRICE, InputError
+from esper.cli.options import EpisodeOptions
+from esper.cli.output import check_count, check_not_empty, check_seed, check_writable, make_console, write_json
 
 if TYPE_CHECKING:
     from esper_lab.timing import Progress
@@ -18,60 +18,38 @@ _PAIR = ("mnist1d", "mnist1d-shuffled")
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """Compare ways of growing, and networks that are not grown, on the same seeds and the test split.
+class Growth(EpisodeOptions):
+    """Compare grown networks with static baselines on the test split, with the same seeds for all.
 
-    The static ones are as large as what the heuristic grows from --late-epoch on.
+    The baselines are as large as what the heuristic grows from --late-epoch on.
     """
 
     tasks: tuple[str, ...] = _PAIR
     """Tasks to run."""
     controllers: tuple[str, ...] = ("never", "heuristic")
-    """Controllers to compare, beside the heuristic from --late-epoch on."""
+    """Controllers to compare, in addition to the heuristic from --late-epoch on."""
     late_epoch: int = 2
-    """Before this epoch, when the rate of hosts has warmed up, a second row of the heuristic plants nothing."""
+    """First epoch in which the second row of the heuristic plants; by 2 the learning rate has warmed up."""
     seeds: int = 16
     """How many seeds; every row uses the same ones."""
     seed: int = 0
-    """The first of the seeds."""
-    price: float = DEFAULT_PRICE
-    """What adding as many parameters as the host has costs."""
-    epochs: int | None = None
-    """Epochs that hosts train for; the task's own number if not given."""
-    batches_per_epoch: int | None = None
-    """Minibatches in an epoch; the task's own number if not given."""
-    batch_size: int | None = None
-    """Samples in a minibatch; the task's own number if not given."""
-    host_lr: float | None = None
-    """Learning rate of hosts; the task's own if not given."""
-    seed_lr_scale: float | None = None
-    """Learning rate of seeds relative to their host's; the task's own number if not given."""
+    """First seed."""
     json: Path | None = None
     """Write the numbers to this file too."""
 
     def run(self) -> bool:
-        """Run, and print a table per task."""
         from esper.tamiyo import make_controller
         from esper.tasks import find_task
-        from esper.tolaria import EpisodeSettings
         from esper_lab.growth import compare, print_margins, print_rows
 
         check_writable(self.json)
         check_count("--seeds", self.seeds)
-        check_seed(self.seed)
-        check_seed(self.seed + self.seeds)
-        _check_not_empty("--tasks", self.tasks)
-        _check_not_empty("--controllers", self.controllers)
+        check_seed(self.seed, self.seeds)
+        check_not_empty("--tasks", self.tasks)
+        check_not_empty("--controllers", self.controllers)
         for name in self.controllers:
             make_controller(name)
-        settings = EpisodeSettings(
-            length=self.epochs,
-            price=self.price,
-            batches_per_epoch=self.batches_per_epoch,
-            batch_size=self.batch_size,
-            host_lr=self.host_lr,
-            seed_lr_scale=self.seed_lr_scale,
-        )
+        settings = self.episode_settings()
         tasks = [find_task(name) for name in self.tasks]
         seeds = range(self.seed, self.seed + self.seeds)
         console = make_console()
@@ -88,21 +66,20 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Search the best constant action sequence on one task, or one sequence for several tasks together."""
+    """Search for the best open-loop schedule for one or several tasks, and test it on held-out seeds."""
 
     tasks: tuple[str, ...] = ("mnist1d",)
-    """Tasks that the schedule has to serve."""
+    """Tasks that share the schedule."""
     candidates: int = 48
-    """How many random schedules the search begins with."""
+    """Random schedules that the search starts from."""
     seed: int = 100
-    """The first seed of the search; the report uses seeds from 0."""
+    """First seed of the search; the report uses seeds from 0."""
     report_seeds: int = 5
-    """How many seeds the best schedule is reported on, on the test split."""
+    """Seeds on which the best schedule is reported, on the test split."""
     json: Path | None = None
     """Write the numbers to this file too."""
 
     def run(self) -> bool:
-        """Search, and print the best schedules and what the first is worth on fresh seeds."""
         from rich import box
         from rich.table import Table
 
@@ -114,7 +91,7 @@ class Oracle:
         check_count("--candidates", self.candidates)
         check_count("--report-seeds", self.report_seeds)
         check_seed(self.seed)
-        _check_not_empty("--tasks", self.tasks)
+        check_not_empty("--tasks", self.tasks)
         tasks = [find_task(name) for name in self.tasks]
         with _progress() as progress:
             found = search_schedules(tasks, self.candidates, self.seed, progress)
@@ -134,14 +111,9 @@ class Oracle:
         return True
 
 
-def _check_not_empty(option: str, values: tuple[str, ...]) -> None:
-    if not values:
-        raise InputError(f"{option} needs at least one name")
-
-
 @contextmanager
 def _progress() -> "Iterator[Progress]":
-    """A progress line with time left on the error stream; the table alone goes to the output."""
+    """A progress bar on stderr; only the table goes to stdout."""
     import torch
     from rich.markup import escape
     from rich.progress import Progress as Bar
@@ -154,22 +126,21 @@ def _progress() -> "Iterator[Progress]":
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Time the training of hosts beside a bare PyTorch loop, a whole step, and one update of the learner.
+    """Time host training against a bare PyTorch loop, a whole step, and one PPO update.
 
-    All in CPU-seconds with one thread; about six minutes. The update stands beside sb3-contrib's RecurrentPPO.
+    The update is compared with sb3-contrib's RecurrentPPO. CPU-seconds of one thread; takes about six minutes.
     """
 
     repeats: int = 3
     """Interleaved repeats; medians are shown."""
     batch_size: int = 32
-    """Samples in a minibatch of a host."""
+    """Samples per minibatch of a host."""
     quick: bool = False
-    """Only see whether everything runs, in seconds."""
+    """Only check in a few seconds that everything runs; the numbers mean nothing."""
     json: Path | None = None
     """Write the numbers to this file too."""
 
     def run(self) -> bool:
-        """Measure, and print the tables."""
         from esper_lab.speed import measure_speed, print_speed
         from esper_lab.workload import SpeedSettings, quick_settings
 
@@ -186,7 +157,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Measure what the documentation quotes."""
+    """Reproduce the measurements in the documentation."""
 
     what: (
         Annotated[Growth, tyro.conf.subcommand("growth")]
@@ -195,5 +166,4 @@ class Bench:
     )
 
     def run(self) -> bool:
-        """Run the chosen measurement."""
         return self.what.run()

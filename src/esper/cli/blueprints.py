@@ -1,4 +1,4 @@
-"""`esper blueprints`: the kinds of seeds and what they cost."""
+"""`esper blueprints`: the kinds of seeds and their cost."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,17 +12,16 @@ _LARGEST = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Blueprints:
-    """List the blueprints of each family with their price at a given width."""
+    """List the blueprints of each family with their parameters and FLOPs at a given width."""
 
     family: Literal["all", "conv2d", "conv1d", "features"] = "all"
     """Which family to show."""
     width: int = 16
-    """Channels or features of the site to price for."""
+    """Channels or features at the slot."""
     positions: int = 16
-    """Positions of the site: the length of a series or sequence; images are this many rows and columns."""
+    """Length of a series or sequence at the slot; images have this many rows and columns."""
     around: int = 10_000
-    """Parameters of the network around the site. Branches cost a share of them, here from a tensor of the site's own
-    shape."""
+    """Parameters of the network around the slot; bypasses are sized as a share of them."""
     json: Path | None = None
     """Write the list to this file too."""
 

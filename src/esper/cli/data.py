@@ -1,4 +1,4 @@
-"""`esper data`: obtain data sets, and see which are here."""
+"""`esper data`: download data sets and list them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +10,10 @@ from esper.cli.output import check_writable, make_console, print_table, say, wri
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Download sets and put their official files, checked, into the data folder; damaged ones are replaced."""
+    """Download data sets into the data folder and verify their checksums; damaged files are replaced."""
 
     names: tyro.conf.Positional[tuple[str, ...]]
-    """Which sets: cifar10, fashion-mnist, mnist."""
+    """Data sets: cifar10, fashion-mnist, mnist."""
 
     def run(self) -> bool:
         from rich.text import Text
@@ -25,16 +25,16 @@ class Get:
             raise InputError(f"name at least one data set: {', '.join(SETS)}")
         sets = [find_set(name) for name in self.names]
         for dataset in sets:
-            with make_console().status(Text(f"Looking at {dataset.path()} ...")) as status:
+            with make_console().status(Text(f"Checking {dataset.path()} ...")) as status:
                 if not is_published(dataset):
                     fetch(dataset, lambda what: status.update(Text(what)))
-            say(f"{dataset.name}: in {dataset.path()}, checksums as published")
+            say(f"{dataset.name}: in {dataset.path()}, checksums verified")
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """List the sets that tasks read from files, and whether they are here."""
+    """List the data sets that tasks read from files, and whether they are installed."""
 
     json: Path | None = None
     """Write the list to this file too."""
@@ -48,14 +48,14 @@ class List:
         tasks = [task for task in map(find_task, task_names()) if task.needs_files]
         rows = [(task.name, task.summary, task.data()) for task in tasks]
         print_table((Column("task", no_wrap=True), "what it is", "data"), rows)
-        say(f"Looked for in {data_folder()}; set ESPER_DATA to look elsewhere.")
+        say(f"Data folder: {data_folder()}; set ESPER_DATA to use another.")
         write_json(self.json, {"folder": str(data_folder()), "sets": {task.name: task.data() for task in tasks}})
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Obtain data sets, and see which are here."""
+    """Download data sets, and list which are installed."""
 
     what: Get | List
 

@@ -28,18 +28,18 @@ _LOGS = ("grown", "alone")
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Grow one host beside the same host left alone: a live view, a table and a picture."""
+    """Grow one host next to an identical one that is left alone: live view, table and plot."""
 
     task: str = "mnist1d"
-    """What to train on; see `esper tasks`."""
+    """Task to train on; see `esper tasks`."""
     controller: str = "heuristic"
-    """Who decides: heuristic, schedule, random or never."""
+    """heuristic, schedule, random or never."""
     seed: int = 205
-    """Both hosts start from this seed and see the same minibatches; 205 gains what is usual on mnist1d."""
+    """Random seed of both hosts' weights and minibatches; 205 is typical for mnist1d."""
     epochs: int | None = None
-    """Steps of the episode, if other than the task's own number."""
+    """Epochs to train for; the task's default if not given."""
     out: Path = Path("runs/demo")
-    """Folder for the picture, the event logs and the summary; those of an earlier demo are replaced."""
+    """Folder for the plot, event logs and summary; those of an earlier demo are overwritten."""
     json: Path | None = None
     """Write the numbers to this file too."""
 
@@ -71,13 +71,13 @@ class Demo:
         _print_results(results)
         say(f"Picture: {picture}", f"Event logs: {self.out}/*.jsonl")
         if given_up:
-            raise TrainingFailedError(f"{'; '.join(given_up)}; what is shown is the last good epoch")
+            raise TrainingFailedError(f"{'; '.join(given_up)}; the results are of the last good epoch")
         return True
 
     def _grow(
         self, task: "Task", settings: "EpisodeSettings", controllers: "dict[str, Controller]"
     ) -> "tuple[dict[str, EpisodeResult], dict[str, list[TelemetryEvent]], list[str]]":
-        """Step all hosts in turn, shown live and recorded; told with the results is who was given up, and why."""
+        """Step all hosts in turn, shown live and recorded; also returns which runs the governor ended, and why."""
         import torch
 
         from esper.karn import GrowthView
@@ -120,4 +120,4 @@ def _print_results(results: "dict[str, EpisodeResult]") -> None:
         rows.append((name, score, params, objective, describe_kept(result)))
     print_table(("host", "test accuracy", "parameters", "objective", "what was grown where"), rows)
     price = next(iter(results.values())).price
-    say(f"Objective: test accuracy minus {100 * price:g} points for every time the host's own size is added.")
+    say(f"Objective: test accuracy minus {100 * price:g} points per 100 % of added parameters.")

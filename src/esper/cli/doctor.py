@@ -1,4 +1,4 @@
-"""`esper doctor`: whether this machine is ready, and what to do if it is not."""
+"""`esper doctor`: check the installation, with advice on what to fix."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ _EXTRAS = ("ray", "tensorboard", "wandb", "mlflow", "lightning", "onnx")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """A check and its result."""
 
     what: str
     found: str
@@ -27,13 +27,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Doctor:
-    """Look at Python, torch, devices, threads and disk, and say what to do about what is wrong."""
+    """Check Python, torch, devices, threads and disk space, with advice on what to fix."""
 
     json: Path | None = None
     """Write the findings to this file too."""
 
     def run(self) -> bool:
-        """Returns False if something is wrong."""
+        """Returns False if a check fails."""
         check_writable(self.json)
         from rich.table import Table
         from rich.text import Text
@@ -55,7 +55,7 @@ def examine() -> list[Check]:
 
 
 def _judge(what: str, found: str, ok: bool, advice: str) -> Check:
-    """A check whose advice matters only where it fails."""
+    """A check that shows its advice only if it fails."""
     return Check(what, found, ok, "" if ok else advice)
 
 
@@ -71,7 +71,7 @@ def _torch() -> Check:
 
 
 def _growth() -> Check:
-    """Grow for real, a little: a wrong build of torch shows here and not in the middle of a run."""
+    """Train one seed for a step: a broken build of torch shows here and not in the middle of a run."""
     import torch
 
     from esper.kasmina import build_host, graft
@@ -91,7 +91,7 @@ def _device() -> Check:
     if torch.cuda.is_available():
         return Check("device", f"cuda: {torch.cuda.get_device_name()}")
     mps = torch.backends.mps.is_available()
-    return Check("device", "mps" if mps else "cpu", advice="" if mps else "fine: the small tasks are made for it")
+    return Check("device", "mps" if mps else "cpu", advice="" if mps else "fine for the small tasks")
 
 
 def _threads() -> Check:
@@ -104,7 +104,7 @@ def _threads() -> Check:
 
 def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free / 1e9
-    return _judge("free disk", f"{free:.1f} GB", free >= _MIN_FREE_GB, "free some space: runs write checkpoints")
+    return _judge("free disk", f"{free:.1f} GB", free >= _MIN_FREE_GB, "free some disk space: runs write checkpoints")
 
 
 def _extras() -> Check:
@@ -113,5 +113,5 @@ def _extras() -> Check:
         with suppress(PackageNotFoundError):
             present[name] = f"{name} {version(name)}"
     missing = [name for name in _EXTRAS if name not in present]
-    advice = f"optional: pip install 'esper[{missing[0]}]' and so on" if missing else ""
+    advice = f"optional, e.g. pip install 'esper[{missing[0]}]'" if missing else ""
     return Check("extras", ", ".join(present.values()) or "none", advice=advice)

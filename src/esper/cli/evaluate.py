@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.output import check_budget, check_count, check_seed, check_writable, make_console, say, write_json
-from esper.leyline import DEFAULT_PRICE, InputError, printable, unknown_name
+from esper.cli.options import EpisodeOptions
+from esper.cli.output import check_count, check_not_empty, check_seed, check_writable, make_console, say, write_json
+from esper.leyline import printable, unknown_name
 
 if TYPE_CHECKING:
     from esper.api import Evaluation
@@ -18,44 +19,36 @@ _WIDE = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
-    """Run controllers deterministically over the same seeds; test accuracy, parameters and objective with intervals."""
+class Evaluate(EpisodeOptions):
+    """Compare controllers on the test split, deterministically and with the same seeds for all.
+
+    Prints accuracy, parameters and objective with 95 % bootstrap intervals.
+    """
 
     controller: tuple[str, ...] = ("never", "heuristic")
-    """Who decides: never, random, schedule, heuristic, a run folder or a checkpoint; the first is the yardstick."""
+    """never, random, schedule, heuristic, a run folder or a checkpoint; the first is the baseline."""
     task: tuple[str, ...] = ("mnist1d", "mnist1d-shuffled")
-    """What to grow on; see `esper tasks`."""
+    """Tasks to evaluate on; see `esper tasks`."""
     episodes: int = 10
     """Episodes of each task."""
     seed: int = 0
-    """First seed; the others follow it."""
-    price: float = DEFAULT_PRICE
-    """What adding as many parameters as the host has costs."""
-    flop_price: float = 0.0
-    """What adding as many FLOPs as the host needs for a sample costs, beside that."""
-    epochs: int | None = None
-    """Epochs that hosts train for; the task's own number if not given."""
-    batches_per_epoch: int | None = None
-    """Minibatches in an epoch; the task's own number if not given."""
-    host_lr: float | None = None
-    """Learning rate of hosts; the task's own if not given."""
-    seed_lr_scale: float | None = None
-    """Learning rate of seeds relative to their host's; the task's own number if not given."""
-    budget_params: int | None = None
-    """The most parameters that growth may add, for every controller alike."""
+    """Seed of the first episode; the others follow it."""
     executor: str = "auto"
-    """loop, stacked, or auto, which times both for a moment."""
+    """loop, stacked, or auto, which times both briefly and takes the faster one."""
     json: Path | None = None
     """Write the numbers to this file."""
     picture: Path | None = None
-    """Draw the comparison to this file; of a run folder, its learning too."""
+    """Plot the comparison to this file, with the learning curve if a run folder is among the controllers."""
 
     def run(self) -> bool:
         import torch
 
+        from esper.api import find_controller
+
         self._check()
         learned = self._learned()
-        settings, controllers = self._settings(), self._controllers()
+        settings = self.episode_settings()
+        controllers = {name: find_controller(name) for name in self.controller}
         torch.set_num_threads(1)
         done = self._evaluate(settings, controllers)
         self._print(done)
@@ -71,11 +64,10 @@ class Evaluate:
         from esper.tolaria import executor_names
 
         check_writable(self.json, self.picture)
-        check_seed(self.seed)
         check_count("--episodes", self.episodes)
-        check_seed(self.seed + self.episodes)
-        if not self.task:
-            raise InputError("--task must name at least one task")
+        check_seed(self.seed, self.episodes)
+        check_not_empty("--task", self.task)
+        check_not_empty("--controller", self.controller)
         for task in self.task:
             find_task(task)
         if self.executor not in executor_names():
@@ -96,30 +88,10 @@ class Evaluate:
                 return summary
         return {}
 
-    def _settings(self) -> "EpisodeSettings":
-        from esper.tolaria import EpisodeSettings
-
-        return EpisodeSettings(
-            length=self.epochs,
-            batches_per_epoch=self.batches_per_epoch,
-            host_lr=self.host_lr,
-            price=self.price,
-            budget=check_budget(self.budget_params),
-            flop_price=self.flop_price,
-            seed_lr_scale=self.seed_lr_scale,
-        )
-
-    def _controllers(self) -> "dict[str, Controller]":
-        from esper.api import find_controller
-
-        if not self.controller:
-            raise InputError("--controller must name at least one controller")
-        return {name: find_controller(name) for name in self.controller}
-
     def _evaluate(
         self, settings: "EpisodeSettings", controllers: "dict[str, Controller]"
     ) -> "dict[str, dict[str, Evaluation]]":
-        """Per task and controller."""
+        """By task and controller."""
         from rich.markup import escape
         from rich.progress import Progress
 
@@ -153,7 +125,7 @@ class Evaluate:
                     cells = [cell.replace(" (", "\n(", 1) for cell in cells]
                 table.add_row(_short(name), *cells)
             console.print(table)
-        console.print(f"minus {_short(first)}: of the objective, seed by seed. In brackets: 95 % intervals.")
+        console.print(f"minus {_short(first)}: paired difference of objectives. In brackets: 95 % intervals.")
 
     def _draw(self, done: "dict[str, dict[str, Evaluation]]", learned: "Mapping[str, Any]", path: Path) -> None:
         from esper.karn import draw_learning

@@ -1,21 +1,13 @@
-"""`esper grow`: one network grows under a budget and is saved as a plain program."""
+"""`esper grow`: grow one network under a budget and save it as a plain program."""
 
 import io
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.cli.output import (
-    check_budget,
-    check_seed,
-    check_writable,
-    make_console,
-    make_folder,
-    say,
-    write_bytes,
-    write_json,
-)
-from esper.leyline import DEFAULT_PRICE, EventType, InputError, TrainingFailedError
+from esper.cli.options import EpisodeOptions
+from esper.cli.output import check_seed, check_writable, make_console, make_folder, say, write_bytes, write_json
+from esper.leyline import EventType, InputError, TrainingFailedError
 
 if TYPE_CHECKING:
     from esper.leyline import TelemetryEvent
@@ -25,25 +17,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Grow:
-    """Grow one network with any controller and save it, as a `torch.export` program that needs no Esper to load."""
+class Grow(EpisodeOptions):
+    """Grow one network with any controller and save it as a `torch.export` program that loads without Esper."""
 
     task: str = "mnist1d"
-    """What to train on; see `esper tasks`."""
+    """Task to train on; see `esper tasks`."""
     controller: str = "heuristic"
-    """Who decides: never, random, schedule, heuristic, a run folder or a checkpoint."""
-    budget_params: int | None = None
-    """The most parameters that growth may add."""
+    """never, random, schedule, heuristic, a run folder or a checkpoint."""
     seed: int = 0
-    """Seeds the network, its minibatches and its seeds."""
-    price: float = DEFAULT_PRICE
-    """What adding as many parameters as the host has costs."""
-    flop_price: float = 0.0
-    """What adding as many FLOPs as the host needs for a sample costs, beside that."""
-    seed_lr_scale: float | None = None
-    """Learning rate of seeds relative to their host's; the task's own number if not given."""
+    """Random seed of the network's weights, its minibatches and what is planted in it."""
     out: Path = Path("runs/grown.pt2")
-    """File for the network; its growth history goes to the same name with .json."""
+    """File for the network; the history of its growth goes beside it, with the suffix .json."""
     json: Path | None = None
     """Write the numbers to this file too."""
 
@@ -52,15 +36,9 @@ class Grow:
 
         from esper.api import find_controller
         from esper.tasks import find_task
-        from esper.tolaria import EpisodeSettings
 
         check_seed(self.seed)
-        settings = EpisodeSettings(
-            price=self.price,
-            budget=check_budget(self.budget_params),
-            flop_price=self.flop_price,
-            seed_lr_scale=self.seed_lr_scale,
-        )
+        settings = self.episode_settings()
         controller, task = find_controller(self.controller), find_task(self.task)
         history = self._check_files()
         torch.set_num_threads(1)
@@ -78,7 +56,7 @@ class Grow:
         return True
 
     def _check_files(self) -> Path:
-        """Refuse files that could not be written in the end; returns the one for the history."""
+        """Check that results can be written; the file for the history."""
         if not self.out.name:
             raise InputError(f"--out must name a file; got {self.out}")
         history = self.out.with_suffix(".json")

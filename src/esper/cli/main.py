@@ -1,4 +1,4 @@
-"""Turning whatever goes wrong into one sentence and an exit code."""
+"""The `esper` command: parse the line, run the command, turn any failure into one sentence and an exit code."""
 
 import io
 import os
@@ -30,13 +30,87 @@ from esper.leyline import EsperError, InputError, printable
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _LONGEST = 2000
 _OUT_OF_MEMORY = ("allocate memory", "out of memory", "failed to map segment", "can't start new thread")
-"""What torch, DuckDB, the dynamic loader and Python say when memory is short, each with an exception of its own."""
+"""Messages of torch, DuckDB, the dynamic loader and Python when memory is short; each has its own exception."""
+_DEBUG = "--debug"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_FRAME = "╭╮╰╯│─┌┐└┘├┤ "
+_OPTION = re.compile(r"--[\w-]+")
+_REFUSED = re.compile(r"error parsing [\w.]+: ")
+"""Precedes the message of a record that refused a value."""
+_MEANT, _FOOTER = "Perhaps you meant", "For full helptext"
+
+
+@dataclass(frozen=True, slots=True)
+class Esper:
+    """Grow neural networks while they train."""
+
+    command: Annotated[
+        Bench | Blueprints | Data | Demo | Doctor | Evaluate | Grow | Sql | Tasks | Train, tyro.conf.arg(name="")
+    ]
+    debug: Annotated[bool, tyro.conf.CascadeSubcommandArgs, tyro.conf.FlagCreatePairsOff] = False
+    """Show the traceback of an error; allowed anywhere on the line."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `esper` and exit: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 terminated."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(exit_code_of(lambda: _parse(arguments).command.run(), debug=_DEBUG in arguments))
+
+
+def _parse(arguments: list[str]) -> Esper:
+    # The options of `train` override those of a preset, a file or a run, if one is given.
+    begin: Esper | None = None
+    if "train" in arguments:
+        arguments = full_names(arguments)
+        begin = Esper(Train(base_config(arguments)))
+    options = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.EnumChoicesFromValues)
+    complaint = io.StringIO()
+    try:
+        with redirect_stderr(complaint):
+            parsed = tyro.cli(Esper, args=arguments, prog="esper", config=options, default=begin)
+            assert isinstance(parsed, Esper)
+            return parsed
+    except SystemExit as stop:
+        if stop.code != BAD_INPUT:  # after --help, or by a signal
+            raise
+        raise InputError(in_one_sentence(complaint.getvalue())) from None
+
+
+def in_one_sentence(complaint: str) -> str:
+    """The parser's framed message as one sentence: what is wrong, what may have been meant, where help is."""
+    _, *sections = _sections(complaint) or [[]]
+    said, hints, footer = [], [], ""
+    for section in sections:
+        text = " ".join(section)
+        if text.startswith(_MEANT):
+            hints = [found.group() for line in section if (found := _OPTION.match(line))]
+        elif text.startswith(_FOOTER):
+            footer = text.removeprefix(_FOOTER).strip(" ,")
+        elif not text.startswith("Argument helptext"):
+            said.append(_REFUSED.sub("", text[0].lower() + text[1:].rstrip(".")))
+    if hints:
+        said.append(f"perhaps you meant {', '.join(dict.fromkeys(hints))}")
+    return "; ".join([*said, footer]) if footer else " ".join(complaint.split())
+
+
+def _sections(complaint: str) -> list[list[str]]:
+    """The lines of a frame without the frame: its title, and what stands between rules."""
+    sections: list[list[str]] = [[]]
+    for line in _COLOURS.sub("", complaint).splitlines():
+        text = line.strip(_FRAME)
+        if line.strip("│ ") and not text.strip("-"):
+            sections.append([])
+        elif text:
+            sections[-1].append(text)
+            if "╭" in line:  # the title is part of the frame
+                sections.append([])
+    return [section for section in sections if section]
 
 
 def exit_code_of(work: Callable[[], bool], *, debug: bool) -> int:
-    """Do `work` and flush what it printed; the exit code, after one sentence about what went wrong.
+    """Run `work` and flush its output; an error becomes one sentence on stderr, with `debug` after its traceback.
 
-    `debug` shows the traceback too. When whoever read the output has gone, as `head` does, nothing is said.
+    If the reader of a pipe has gone, as `head` does, nothing is said.
     """
     _prepare_streams()
     with _ending_in_order():
@@ -68,13 +142,13 @@ def _explain(error: Exception) -> str:
     if isinstance(error, EsperError):
         return str(error)
     if isinstance(error, MemoryError) or any(word in str(error).lower() for word in _OUT_OF_MEMORY):
-        return f"there is not enough memory for this ({said or 'no details'}); free some, or ask for less at once"
+        return f"out of memory ({said or 'no details'}); free some, or ask for less at once"
     if isinstance(error, OSError):
         place = "the output" if error.filename is None else error.filename
         return f"{place} cannot be read or written ({error.strerror or said})"
     return (
         f"internal error, {type(error).__name__}: {said or 'no details'}; "
-        "please report it with what --debug shows for the same command"
+        "please report it with the output of the same command with --debug"
     )
 
 
@@ -85,7 +159,7 @@ def _shortened(text: str) -> str:
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """Inside, SIGTERM unwinds the stack like an exception, so that temporary files and child processes go too."""
+    """Inside, SIGTERM raises SystemExit, so that temporary files and child processes are cleaned up."""
 
     def end(number: int, frame: object) -> None:  # noqa: ARG001
         sys.exit(128 + number)
@@ -101,7 +175,7 @@ def _ending_in_order() -> Iterator[None]:
 
 
 def _prepare_streams() -> None:
-    """Let everything be printed: to nowhere if a stream was closed, and names of files that are no proper text too."""
+    """Make printing safe: closed streams become /dev/null, and file names that are not valid text are escaped."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -121,7 +195,7 @@ def _flush() -> bool:
 
 
 def _reader_has_gone() -> bool:
-    """Whether it is the output that is broken, and not some other pipe."""
+    """Whether stdout is the broken pipe, and not some other one."""
     output = select.poll()
     try:
         output.register(sys.stdout.fileno(), select.POLLOUT)
@@ -131,83 +205,7 @@ def _reader_has_gone() -> bool:
 
 
 def _drop_output() -> None:
-    """Send what is left of the output nowhere: the interpreter flushes once more at its end, and would complain."""
+    """Discard what is left of the output: the interpreter flushes once more at exit, and would complain."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
-
-
-_DEBUG = "--debug"
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_FRAME = "╭╮╰╯│─┌┐└┘├┤ "
-_OPTION = re.compile(r"--[\w-]+")
-_REFUSED = re.compile(r"error parsing [\w.]+: ")
-"""What stands before the sentence about a value that was refused when its record was made."""
-_MEANT, _FOOTER = "Perhaps you meant", "For full helptext"
-
-
-@dataclass(frozen=True, slots=True)
-class Esper:
-    """Grow neural networks while they train."""
-
-    command: Annotated[
-        Bench | Blueprints | Data | Demo | Doctor | Evaluate | Grow | Sql | Tasks | Train, tyro.conf.arg(name="")
-    ]
-    debug: Annotated[bool, tyro.conf.CascadeSubcommandArgs, tyro.conf.FlagCreatePairsOff] = False
-    """Show where an error came from, beside the one sentence about it; may stand anywhere on the line."""
-
-
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run `esper` and exit: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 terminated."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(exit_code_of(lambda: _parse(arguments).command.run(), debug=_DEBUG in arguments))
-
-
-def _parse(arguments: list[str]) -> Esper:
-    # The options of `train` begin from another config than the default one if a preset, a file or a run is named.
-    begin: Esper | None = None
-    if "train" in arguments:
-        arguments = full_names(arguments)
-        begin = Esper(Train(base_config(arguments)))
-    options = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.EnumChoicesFromValues)
-    complaint = io.StringIO()
-    try:
-        with redirect_stderr(complaint):
-            parsed = tyro.cli(Esper, args=arguments, prog="esper", config=options, default=begin)
-            assert isinstance(parsed, Esper)
-            return parsed
-    except SystemExit as stop:
-        if stop.code != BAD_INPUT:  # after --help, or by a signal
-            raise
-        raise InputError(in_one_sentence(complaint.getvalue())) from None
-
-
-def in_one_sentence(complaint: str) -> str:
-    """What the parser says in a frame of several lines: what is wrong, what could have been meant, where help is."""
-    _, *sections = _sections(complaint) or [[]]
-    said, hints, footer = [], [], ""
-    for section in sections:
-        text = " ".join(section)
-        if text.startswith(_MEANT):
-            hints = [found.group() for line in section if (found := _OPTION.match(line))]
-        elif text.startswith(_FOOTER):
-            footer = text.removeprefix(_FOOTER).strip(" ,")
-        elif not text.startswith("Argument helptext"):
-            said.append(_REFUSED.sub("", text[0].lower() + text[1:].rstrip(".")))
-    if hints:
-        said.append(f"perhaps you meant {', '.join(dict.fromkeys(hints))}")
-    return "; ".join([*said, footer]) if footer else " ".join(complaint.split())
-
-
-def _sections(complaint: str) -> list[list[str]]:
-    """The lines of a frame without the frame: its title, and what stands between rules."""
-    sections: list[list[str]] = [[]]
-    for line in _COLOURS.sub("", complaint).splitlines():
-        text = line.strip(_FRAME)
-        if line.strip("│ ") and not text.strip("-"):
-            sections.append([])
-        elif text:
-            sections[-1].append(text)
-            if "╭" in line:  # the title is part of the frame
-                sections.append([])
-    return [section for section in sections if section]

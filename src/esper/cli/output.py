@@ -1,4 +1,4 @@
-"""Writing results for people and for scripts, and refusing beforehand what could not be written in the end."""
+"""Writing results for people and for scripts, and checking in advance that they can be written."""
 
 import json
 import os
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _SEED_END = 2**63
 MOST = 2**31 - 1
-"""Counts beyond this are typing errors, and nothing that counts is made for them."""
+"""Larger counts are typing errors."""
 
 
 def make_console(*, stderr: bool = False) -> "Console":
-    """A console that prints text as it is: names and data are never taken for markup, emoji or numbers to colour."""
+    """A console that prints text verbatim: no markup, emoji or highlighting in names and data."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
@@ -43,7 +43,7 @@ def say(*lines: str) -> None:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse, before any work is done, result files that could not be written in the end."""
+    """Refuse, before any work is done, result files that cannot be written."""
     given = [path for path in paths if path is not None]
     for place, path in enumerate(given):
         try:
@@ -52,7 +52,7 @@ def check_writable(*paths: Path | None) -> None:
             reason = error.strerror if isinstance(error, OSError) else error
             raise InputError(f"{path} cannot be written ({reason}); name a file in an existing folder") from None
         if any(path.resolve() == other.resolve() for other in given[:place]):
-            raise InputError(f"{path} is named for two results; give each a file of its own")
+            raise InputError(f"{path} is given for two results; use a different file for each")
 
 
 def _try_to_write(path: Path) -> None:
@@ -95,19 +95,15 @@ def check_count(option: str, value: int, least: int = 1, most: int = MOST) -> No
         raise InputError(f"{option} must be {allowed}; got {value}")
 
 
-def check_budget(params: int | None) -> int:
-    """The most parameters that growth may add: no limit if none is given."""
-    from esper.kasmina import UNLIMITED
-
-    if params is None:
-        return UNLIMITED
-    check_count("--budget-params", params, least=0, most=UNLIMITED)
-    return params
-
-
-def check_seed(seed: int) -> None:
-    if not 0 <= seed < _SEED_END:
+def check_seed(seed: int, count: int = 1) -> None:
+    """Refuse a seed, or the first of so many, that random generators do not take."""
+    if not 0 <= seed <= _SEED_END - count:
         raise InputError(f"--seed must be 0 or more and below 2^63; got {seed}")
+
+
+def check_not_empty(option: str, values: Sequence[str]) -> None:
+    if not values:
+        raise InputError(f"{option} needs at least one name")
 
 
 def write_json(path: Path | None, data: Any) -> None:

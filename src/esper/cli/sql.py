@@ -1,4 +1,4 @@
-"""`esper sql`: questions about a run, in SQL."""
+"""`esper sql`: query the event log of a run."""
 
 import csv
 import sys
@@ -21,15 +21,17 @@ _MOST_IN_TABLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """Ask a run, also one that is going on. Tables: rounds, episodes, decisions, seeds, rewards, anomalies, updates,
-    heads, and events, which holds everything."""
+    """Query the event log of a run, even while it is running.
+
+    Tables: rounds, episodes, decisions, seeds, rewards, anomalies, updates, heads, and events, which holds everything.
+    """
 
     run_folder: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run."""
+    """Run folder."""
     query: Annotated[str, tyro.conf.Positional]
-    """As in "select * from anomalies"."""
+    """SQL, such as "select * from anomalies"."""
     format: Literal["table", "csv", "json"] = "table"
-    """How rows are printed: a table shows the first 1,000, csv and json all of them."""
+    """Output format; a table shows the first 1,000 rows, csv and json all of them."""
 
     def run(self) -> bool:
         from esper.karn.sql import ask, to_json
@@ -69,7 +71,7 @@ def _cell(value: object) -> str:
 
 
 def _csv_cell(value: object) -> object:
-    """Text of several lines stays so, but nothing in it drives a terminal."""
+    """Text keeps its line breaks and tabs; other control characters are escaped."""
     if not isinstance(value, str) or value.isprintable():
         return value
     return "\n".join("\t".join(printable(part) for part in line.split("\t")) for line in value.split("\n"))

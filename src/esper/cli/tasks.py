@@ -1,4 +1,4 @@
-"""`esper tasks`: what there is to train on, and what is missing."""
+"""`esper tasks`: list the tasks and whether their data is installed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from esper.cli.output import check_writable, print_table, say, write_json
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """List the tasks, their hosts and whether their data is here."""
+    """List the tasks, their hosts and whether their data is installed."""
 
     json: Path | None = None
     """Write the list to this file too."""
@@ -32,6 +32,6 @@ class Tasks:
         shown += [(row["name"], row["summary"], row["host"], "", row["data"]) for row in families]
         columns = (Column("task", no_wrap=True), "what it is", "host, parameters", "epochs", "data")
         print_table(columns, shown)
-        say(f"Data is kept in {data_folder()}; set ESPER_DATA to keep it elsewhere.")
+        say(f"Data folder: {data_folder()}; set ESPER_DATA to use another.")
         write_json(self.json, {"tasks": tasks, "families": families})
         return True

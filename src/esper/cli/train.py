@@ -1,10 +1,11 @@
-"""`esper train`: a controller learns from many growth episodes."""
+"""`esper train`: learn a controller from growth episodes."""
 
 import math
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,38 +30,37 @@ _SHORT = {
     "--teacher": "--lessons.teacher",
     "--telemetry": "--telemetry.level",
 }
-"""Options that are asked for often, by their last name."""
+"""Short forms of common options."""
 
 _Config = Annotated[TrainingConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train a controller. What is not given comes from --preset or --config, or has the default shown here.
+    """Train a controller. Options override those of --preset or --config.
 
-    Short for --world.tasks is --task; likewise --envs, --episode-length, --workers, --device, --teacher
-    and --telemetry.
+    Short forms: --task for --world.tasks; likewise --envs, --episode-length, --workers, --device, --teacher and
+    --telemetry.
     """
 
     config: _Config = field(default_factory=TrainingConfig)
     out: Path = _OUT
-    """Folder of the run: config, events, checkpoints, summary."""
+    """Run folder, for config, events, checkpoints and summary."""
     preset: str | None = None
-    """A config by name: quick (two minutes), pair (what controllers are proven on), or that of a task."""
+    """Config to start from: quick (two minutes), pair (the benchmark of controllers), or the name of a task."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
-    """JSON file with fields of TrainingConfig."""
+    """JSON file with a config to start from."""
     sink: tuple[str, ...] = ()
-    """Where events go beside events.jsonl: console (warnings only), tensorboard, wandb or mlflow."""
+    """Further sinks for events besides events.jsonl: console (warnings only), tensorboard, wandb, mlflow."""
     profile: Path | None = None
-    """Folder for a profiler's trace of the third round that is played, or of the last if there are fewer."""
+    """Folder for a profiler trace of the third round played, or of the last if there are fewer."""
     resume: bool = False
-    """Go on with the run in the folder; of its config, only these may change: --rounds (more of them), --workers,
-    --device, --world.host-devices and --telemetry."""
+    """Resume the run in the folder. Only --rounds (to a larger number), --workers, --device, --world.host-devices and
+    --telemetry may change."""
     json: Path | None = None
     """Write the summary to this file too."""
 
     def run(self) -> bool:
-        """Train, with progress."""
         import torch
 
         import esper
@@ -76,18 +76,18 @@ class Train:
                     self.out,
                     resume=self.resume,
                     watch=RoundPrinter(console),
-                    announce=lambda what: console.print(f"{what} ...", style="dim", highlight=False, soft_wrap=True),
+                    announce=lambda what: console.print(f"{what} ...", style="dim", soft_wrap=True),
                     should_stop=lambda: bool(asked),
                     sinks=self.sink,
                     profile=self.profile,
                 )
             except InterruptedRunError as stop:
                 again = f"esper train --out {self.out} --resume"
-                console.print(f"{stop}; go on with: {again}", highlight=False, soft_wrap=True)
+                console.print(f"{stop}; resume with: {again}", soft_wrap=True)
                 raise SystemExit(_EXIT_BY_SIGNAL + asked[0]) from None
         write_json(self.json, {"rounds": summary.rounds, "best_objective": summary.best_objective})
-        console.print(f"Best controller: {RunFolder(self.out).best}", highlight=False, soft_wrap=True)
-        console.print(f"Next: esper evaluate --controller {self.out}", highlight=False, soft_wrap=True)
+        console.print(f"Best controller: {RunFolder(self.out).best}", soft_wrap=True)
+        console.print(f"Next: esper evaluate --controller {self.out}", soft_wrap=True)
         return True
 
 
@@ -101,10 +101,10 @@ def full_names(arguments: Sequence[str]) -> list[str]:
 
 
 def base_config(arguments: Sequence[str]) -> TrainingConfig:
-    """The config that the options on the line change: of the run that goes on, or by preset or file."""
+    """The config that options override: of the run to resume, of a preset or of a file."""
     named, given = _value_of("--preset", arguments), _value_of("--config", arguments)
     if named is not None and given is not None:
-        raise InputError("give --preset or --config, not both; other options change single fields of either")
+        raise InputError("give --preset or --config, not both; other options override single fields of either")
     if given is not None:
         return TrainingConfig.load(Path(given))
     if named is not None:
@@ -127,7 +127,7 @@ def _value_of(option: str, arguments: Sequence[str]) -> str | None:
 
 @contextmanager
 def _stop_signals() -> "Iterator[list[int]]":
-    """The signals that asked the run to stop: the first SIGINT or SIGTERM does; another one ends it at once."""
+    """Collects signals: the first SIGINT or SIGTERM asks the run to stop, a second one ends it at once."""
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:  # noqa: ARG001
@@ -144,14 +144,13 @@ def _stop_signals() -> "Iterator[list[int]]":
 
 
 class RoundPrinter:
-    """One line per round: how good, what the policy does, how long it still takes."""
+    """Prints each round: objectives, what the policy did, time left, alarms, validation."""
 
     def __init__(self, console: Any) -> None:
-        self._console = console
+        self._print = partial(console.print, soft_wrap=True)
         self._seconds: list[float] = []
 
     def __call__(self, report: "RoundReport") -> None:
-        """Print a round."""
         record = report.record
         self._seconds.append(record.seconds)
         recent = self._seconds[-10:]
@@ -159,26 +158,23 @@ class RoundPrinter:
         scores = "  ".join(
             f"{task} {100 * score:.1f}{_show_gain(record.gain[task])}" for task, score in record.objective.items()
         )
-        self._console.print(
+        self._print(
             f"round {record.round}/{report.rounds}  J {scores}\n"
             f"    germinated {record.ops['GERMINATE']:.1f}  culled {record.ops['CULL']:.1f}  kept {record.kept:.1f}  "
             f"+{record.added_params:,.0f} parameters  entropy {record.entropy:.2f}  "
-            f"explained variance {record.explained_variance:.2f}  {record.seconds:.0f} s, {left / 60:.0f} min left",
-            highlight=False,
-            soft_wrap=True,
+            f"explained variance {record.explained_variance:.2f}  {record.seconds:.0f} s, {left / 60:.0f} min left"
         )
         for anomaly in report.anomalies:
-            self._console.print(
-                f"    ! {anomaly.kind}: {anomaly.message}", style="yellow", highlight=False, markup=False
-            )
+            self._print(f"    ! {anomaly.kind}: {anomaly.message}", style="yellow")
         if record.validation is not None:
             shown = ", ".join(f"{task} {100 * score:.1f}" for task, score in record.validation.items())
-            never = ", ".join(f"{100 * report.baselines['never'][task]:.1f}" for task in record.validation)
-            rule = ", ".join(f"{100 * report.baselines['heuristic'][task]:.1f}" for task in record.validation)
-            line = f"    validation: {shown} (never {never}; heuristic {rule})"
-            self._console.print(line, style="bold", highlight=False)
+            never, rule = (
+                ", ".join(f"{100 * report.baselines[name][task]:.1f}" for task in record.validation)
+                for name in ("never", "heuristic")
+            )
+            self._print(f"    validation: {shown} (never {never}; heuristic {rule})", style="bold")
 
 
 def _show_gain(gain: float) -> str:
-    """What growing brought, in brackets; nothing where there are no twins to compare with."""
-    return "" if math.isnan(gain) else f" ({100 * gain:+.1f} on its twins left alone)"
+    """The gain over the twins, in brackets; nothing without twins."""
+    return "" if math.isnan(gain) else f" ({100 * gain:+.1f} over twins left alone)"

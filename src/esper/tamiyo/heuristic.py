@@ -1,7 +1,7 @@
-"""The heuristic: plant early what experience says pays, where it pays, and keep what earns its rent."""
+"""The heuristic: plant early what was found to pay, where it pays, and keep what earns its rent."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ class HeuristicSettings:
     """The rule's numbers, tuned on the training tasks (docs/growth.md)."""
 
     first_epoch: int = 0
-    """Epochs that every host trains alone at first ..."""
+    """Epochs that every host first trains alone."""
     features_first_epoch: int = 2
-    """... and those that a network of features does: a branch to its output that is there from the start keeps the
-    layers in between from learning."""
+    """The same for feature networks: a bypass to the output that is there from the start keeps the layers in between
+    from learning."""
     in_sequences: bool = False
     """Whether anything is planted in networks that pass on sequences of features, as transformers do: nothing that was
     tried there paid its rent."""
@@ -33,22 +33,15 @@ class HeuristicSettings:
     order: tuple[int, ...] = (6, 5, 8, 7, 3, 4, 1, 2, 0)
     """In which order kinds (head indices) are tried: first bypasses from far, the wide one before the narrow one."""
     max_rent: float = 0.04
-    """The first seed of a host owes at most this much rent ..."""
+    """Highest rent of the first seed of a host."""
     more_rent: float = 0.01
-    """... and where there are more, all together at most this much: a second one pays only where it is cheap."""
+    """Highest total rent of several seeds: a second one pays only where it is cheap."""
     max_seeds: int = 2
     """How many seeds a host may have."""
     patience: int = 8
     """Epochs that a seed is given to earn its rent before it is culled, and the next kind tried."""
     margin: float = 1.0
     """A seed is kept once its contribution exceeds this many times its rent."""
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What has been tried on one host."""
-
-    tried: list[int] = field(default_factory=list)
 
 
 class Heuristic:
@@ -58,16 +51,17 @@ class Heuristic:
 
     def __init__(self, settings: HeuristicSettings | None = None) -> None:
         self.settings = settings or HeuristicSettings()
-        self._memories: list[_Memory] = []
+        self._tried: list[list[int]] = []
+        """Kinds that were tried on each host."""
 
     def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
-        self._memories = [_Memory() for _ in range(num_hosts)]
+        self._tried = [[] for _ in range(num_hosts)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memories": [asdict(memory) for memory in self._memories]}
+        return {"memories": [{"tried": list(tried)} for tried in self._tried]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._memories = [_Memory(list(memory["tried"])) for memory in state["memories"]]
+        self._tried = [list(memory["tried"]) for memory in state["memories"]]
 
     def plants_in(self, sites: Sequence[Site]) -> bool:
         """Whether anything is ever planted in a network with these sites."""
@@ -75,13 +69,13 @@ class Heuristic:
         return self.settings.in_sequences or not in_sequences
 
     def decide(self, situation: Situation) -> Tensor:
-        actions = wait(len(self._memories))
-        for host, memory in enumerate(self._memories):
+        actions = wait(len(self._tried))
+        for host, tried in enumerate(self._tried):
             on_trial = torch.isin(situation.table.stage[host], _UNFINISHED).nonzero().flatten().tolist()
             if on_trial:
                 actions[host] = self._judge(situation, host, on_trial[0])
             elif self._wants_growth(situation, host):
-                actions[host] = self._germinate(situation, host, memory)
+                actions[host] = self._germinate(situation, host, tried)
         return actions
 
     def _judge(self, situation: Situation, host: int, slot: int) -> Tensor:
@@ -108,7 +102,7 @@ class Heuristic:
         seeds = int((situation.table.stage[host] == Stage.FOSSILIZED).sum())
         return alone <= epoch and in_time and seeds < settings.max_seeds
 
-    def _germinate(self, situation: Situation, host: int, memory: _Memory) -> Tensor:
+    def _germinate(self, situation: Situation, host: int, tried: list[int]) -> Tensor:
         """The first kind in order that was not tried and can be paid, in the best place that is free for it."""
         masks, offers, settings = situation.masks, situation.catalogue, self.settings
         blend = Blend.INSTANT
@@ -118,11 +112,11 @@ class Heuristic:
         most = settings.more_rent if situation.table.occupied[host].any() else settings.max_rent
         open_to = in_time[:, None] & masks.blueprint[host] & (owed + spent <= most)
         for kind in settings.order:
-            if kind in memory.tried or kind >= open_to.shape[1]:
+            if kind in tried or kind >= open_to.shape[1]:
                 continue
             free = [slot for slot in best_places(situation) if open_to[slot, kind]]
             if free:
-                memory.tried.append(kind)
+                tried.append(kind)
                 return torch.tensor([free[0], kind, blend, Op.GERMINATE])
         return wait(1)[0]
 

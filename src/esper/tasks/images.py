@@ -1,9 +1,4 @@
-"""Reading images from the files of their official archives: idx, and CIFAR-10 pickled or binary.
-
-Images: CIFAR-10, MNIST and Fashion-MNIST from their official files, scikit-learn's digits, and generated stripes.
-
-Their hosts are plausible, not tuned.
-"""
+"""Image tasks: CIFAR-10 (binary or pickled), MNIST, Fashion-MNIST (idx), scikit-learn's digits, generated stripes."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Samples with their labels: checked, held out for validation, cut from text, brought to unit scale."""
+"""Tasks and their registry; splits: validated, held out for validation, cut from text, standardised."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,17 +1,10 @@
-"""Text: a small grammar, and TinyStories in byte pairs.
+"""Language modelling: sentences of a small grammar, and TinyStories with a byte-pair tokeniser.
 
-A small tokeniser (byte-pair encoding): bytes, an end mark, and the pairs most frequent in the training text.
+The grammar needs no files. Verbs agree with their subjects, also across relative clauses, and nouns have favourite
+verbs: there is something to learn at short and at long range.
 
-Lossless and without unknown words, so that the loss means the same on any text.
-
-Sentences of a small grammar: a language task that needs no files.
-
-Verbs agree with their subjects, also across relative clauses, and nouns have favourite verbs: there is something to
-learn at short and at long range. The host is plausible, not tuned.
-
-TinyStories: short stories in the words of small children, from text files that people put into the data folder.
-
-The host and its optimiser are plausible, not tuned. Results should name the files that were used.
+TinyStories is read from text files in the data folder; results should name the files. Its host and optimiser are
+plausible, not tuned. The tokeniser is lossless and has no unknown words, so the loss means the same on any text.
 """
 
 import hashlib

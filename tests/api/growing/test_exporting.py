@@ -95,7 +95,7 @@ def test_an_export_without_a_step_or_to_an_unknown_format_is_refused(tmp_path: P
     with pytest.raises(InputError, match="was never called, so nothing could grow"):
         grower.export()
     grow(grower, 1)
-    with pytest.raises(InputError, match=r"has to end in \.pt2, \.onnx, \.py"):
+    with pytest.raises(InputError, match=r"must end in \.pt2, \.onnx, \.py"):
         grower.export(tmp_path / "grown.bin")
 
 

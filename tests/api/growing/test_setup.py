@@ -42,7 +42,7 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         ({"flop_price": -0.1}, "flop_price must be a number of 0 or more; got -0.1"),
         ({"flop_price": math.nan}, "flop_price must be a number of 0 or more; got nan"),
         ({"flop_price": "1"}, "flop_price must be a number of 0 or more; got '1'"),
-        ({"flop_price": 1.0, "example": torch.randn(2, 5)}, "counted on the example: .*; leave out flop_price"),
+        ({"flop_price": 1.0, "example": torch.randn(2, 5)}, "counted on the example: .*; omit flop_price"),
         ({"at": "1"}, "`at` must list submodule names"),
         ({"at": []}, "`at` must list one or more"),
         ({"model": lambda x: x, "optimizer": 1}, "model must be a torch.nn.Module; got function"),

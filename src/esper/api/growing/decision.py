@@ -1,9 +1,9 @@
-"""The end of a growth: what is still on trial is kept as it is, or goes, by what it brings now."""
+"""What growth may cost, what was decided (as data and as a sentence), and the verdict on seeds on trial at the end."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -27,57 +27,12 @@ from esper.kasmina import (
 )
 from esper.kasmina.flops import flops_per_sample
 from esper.leyline import POINTS, InputError, Op, Stage, rent
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What becomes of one seed that was on trial."""
-
-    index: int
-    """Its slot's position in the table."""
-    kept: bool
-    contribution: float
-    """Score with it minus without it, the seeds that go left out; NaN if it has no effect yet."""
-
-
-def judge(grafted: GraftedModel, read: Callable[[Tensor], Reading], owed: Tensor) -> list[Verdict]:
-    """A verdict for every seed on trial, in table order; `owed [S]` is their rent. Nothing is changed.
-
-    A seed without effect goes. Of the others the one that falls short of its rent by most goes, and what is left is
-    measured again, until all that is left pays: seeds that do the same work would otherwise all go, or all stay.
-    """
-    table = grafted.table
-    on_trial = table.on_trial[0]
-    measured: dict[int, float] = {}
-    left = (on_trial & (table.alpha[0] > 0)).nonzero().flatten().tolist()
-    gone = [index for index in on_trial.nonzero().flatten().tolist() if index not in left]
-    while left:
-        with ExitStack() as stack:
-            for index in gone:
-                stack.enter_context(at_alpha(grafted, index, 0.0))
-            asked = torch.zeros_like(table.proven)
-            asked[0, left] = True
-            contributions = read(asked).contributions[0]
-        measured |= {index: float(contributions[index]) for index in left}
-        short = (owed - contributions).nan_to_num(torch.inf)  # what could not be measured does not stay
-        worst = max(left, key=lambda index: float(short[index]))
-        if short[worst] < 0:
-            break
-        left.remove(worst)
-        gone.append(worst)
-    return [Verdict(index, index in left, measured.get(index, math.nan)) for index in sorted([*left, *gone])]
-
-
-def settled(table: SlotTable, verdicts: Sequence[Verdict]) -> SlotTable:
-    """The table when the verdicts are carried out."""
-    kept = table.stage == Stage.FOSSILIZED
-    kept[0, [verdict.index for verdict in verdicts if verdict.kept]] = True
-    return settle(table, kept)
+from esper.leyline.checks import check_amounts, check_field_types
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most that all seeds together may add, at any moment. At least one limit is given; of several, all hold."""
+    """The most that all seeds together may add, at any time. Give at least one limit; of several, all hold."""
 
     params: int | None = None
     """Parameters."""
@@ -89,17 +44,11 @@ class Budget:
     def __post_init__(self) -> None:
         if self.params is None and self.flops is None and self.ratio is None:
             raise InputError(
-                "this Budget limits nothing; give it params, flops or ratio, as in Budget(params=1000), "
-                "or leave out the budget to grow without one"
+                "this Budget limits nothing; give params, flops or ratio, as in Budget(params=1000), "
+                "or omit the budget to grow without one"
             )
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            kind = float if spec.name == "ratio" else int
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 <= value < math.inf:
-                amount = "number" if kind is float else "whole number"
-                raise InputError(f"Budget.{spec.name} must be a {amount} of 0 or more; got {value!r}")
+        check_field_types(self)
+        check_amounts(self)
 
     def of(self, host_params: int) -> "Limits":
         by_ratio = UNLIMITED if self.ratio is None else min(math.floor(self.ratio * host_params), UNLIMITED)
@@ -109,7 +58,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A budget for one model: whole numbers, `UNLIMITED` where nothing was said."""
+    """A budget for one model: whole numbers, `UNLIMITED` where no limit was given."""
 
     params: int
     flops: int
@@ -137,13 +86,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """A price for parameters, one for FLOPs if that is asked for, and the size of the model that they relate to."""
+    """The price of parameters and, optionally, of FLOPs, and the size of the model that they relate to."""
 
     host_params: int
     price: Tensor
     """`[1]`"""
     host_flops: int
-    """For one sample; 1, which nothing reads, where FLOPs have no price."""
+    """Per sample; 1, and unused, where FLOPs have no price."""
     flop_price: float
 
     @classmethod
@@ -167,13 +116,13 @@ def _checked(price: float, name: str) -> float:
 
 
 def _counted(host: nn.Module, example: Any) -> int:
-    remedy = "leave out flop_price to charge for parameters alone"
+    remedy = "omit flop_price to charge for parameters only"
     try:
         counted = flops_per_sample(host, example)
     except InputError as error:
         raise InputError(f"{error}; {remedy}") from error
     if not counted:
-        raise InputError(f"the model does nothing with the example that could be counted as FLOPs; {remedy}")
+        raise InputError(f"no FLOPs could be counted on the example; {remedy}")
     return counted
 
 
@@ -203,8 +152,8 @@ class Decision:
     budget_used: float | None = None
     """Share of the budget that all seeds take after this step; None without a budget."""
     contribution: float = math.nan
-    """What the seed in question brings: score with it minus without it; of a loss, the share that it takes away; of any
-    other metric, the share of the way that it has come."""
+    """Contribution of the seed in question: score with it minus score without it; for a loss the relative reduction,
+    for any other metric relative to the range it has covered."""
     rent: float = 0.0
     """What keeping the seed in question costs, in units of score."""
     reason: str = ""
@@ -274,15 +223,61 @@ def tell_moves(
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of one seed that was on trial."""
+
+    index: int
+    """Its slot's position in the table."""
+    kept: bool
+    contribution: float
+    """Score with it minus without it, the seeds that go left out; NaN if it has no effect yet."""
+
+
+def judge(grafted: GraftedModel, read: Callable[[Tensor], Reading], owed: Tensor) -> list[Verdict]:
+    """A verdict for every seed on trial, in table order; `owed [S]` is their rent. Nothing is changed.
+
+    A seed without effect goes. Of the others the one that falls short of its rent by most goes, and what is left is
+    measured again, until all that is left pays: seeds that do the same work would otherwise all go, or all stay.
+    """
+    table = grafted.table
+    on_trial = table.on_trial[0]
+    measured: dict[int, float] = {}
+    left = (on_trial & (table.alpha[0] > 0)).nonzero().flatten().tolist()
+    gone = [index for index in on_trial.nonzero().flatten().tolist() if index not in left]
+    while left:
+        with ExitStack() as stack:
+            for index in gone:
+                stack.enter_context(at_alpha(grafted, index, 0.0))
+            asked = torch.zeros_like(table.proven)
+            asked[0, left] = True
+            contributions = read(asked).contributions[0]
+        measured |= {index: float(contributions[index]) for index in left}
+        short = (owed - contributions).nan_to_num(torch.inf)  # what could not be measured does not stay
+        worst = max(left, key=lambda index: float(short[index]))
+        if short[worst] < 0:
+            break
+        left.remove(worst)
+        gone.append(worst)
+    return [Verdict(index, index in left, measured.get(index, math.nan)) for index in sorted([*left, *gone])]
+
+
+def settled(table: SlotTable, verdicts: Sequence[Verdict]) -> SlotTable:
+    """The table when the verdicts are carried out."""
+    kept = table.stage == Stage.FOSSILIZED
+    kept[0, [verdict.index for verdict in verdicts if verdict.kept]] = True
+    return settle(table, kept)
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
-    """Puts decisions about one network into words and numbers, by its prices and limits."""
+    """Describes decisions about one network, by its prices and limits."""
 
     grafted: GraftedModel
     pricing: Pricing
     limits: Limits
 
     def of_network(self, epoch: int, op: Op, reading: Reading) -> Decision:
-        """What there is to tell of the whole network after a step."""
+        """The state of the whole network after a step."""
         table = self.grafted.table
         return Decision(
             epoch,
@@ -310,7 +305,7 @@ class Account:
         return replace(self._with_seed(common, verdict.index, before), contribution=verdict.contribution)
 
     def _with_seed(self, common: Decision, index: int, table: SlotTable) -> Decision:
-        """`common` with what there is to tell of the seed that `table` has in a slot."""
+        """`common` with the facts of the seed that `table` has in a slot."""
         site, catalogue = self.grafted.sites[index], self.grafted.catalogue
         return replace(
             common,

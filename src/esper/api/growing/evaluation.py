@@ -1,14 +1,11 @@
-"""Measuring a user's model: by which scale, over several processes, with and without each seed.
+"""Measuring a user's model: what `evaluate` returns, with and without each seed, averaged over processes.
 
-Several processes that train one model: all measure the same, decide the same and keep their seeds equal.
+A score in [0, 1] is used as it is. Of everything else only differences are known, so they need a unit: for a loss its
+present value, for any other metric the range it has covered so far. Both are local: neither the untrained network nor
+the units of the measure matter, and a metric may be shifted by any constant.
 
-Without `torch.distributed`, or with one process, everything here does nothing.
-
-What a user's measure is worth: any number that `evaluate` returns, in the units of controllers and of rent.
-
-A score in [0, 1] is used as it is. Of everything else only differences are known, so a unit has to be found for them:
-of a loss its present value, of any other metric the way it has come. Both are local: neither the untrained network
-nor the units of the measure matter, and a metric may be shifted by any constant.
+Processes that train one model together measure the same, decide the same and keep their seeds equal. Without
+`torch.distributed`, or with one process, that costs nothing.
 """
 
 import inspect
@@ -29,54 +26,6 @@ from esper.kasmina.keeping import evaluating, keeping_random_state, random_state
 from esper.kasmina.slot import SlotMode
 from esper.leyline import InputError, unknown_name
 
-
-def several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def mean_over_ranks(values: Tensor, device: torch.device) -> Tensor:
-    """The mean of `values` over all processes; NaN where any has NaN."""
-    if not several():
-        return values
-    moved = values.to(device, copy=True)
-    dist.all_reduce(moved)
-    return (moved / dist.get_world_size()).to(values.device)
-
-
-def of_first_rank(values: Tensor, device: torch.device) -> Tensor:
-    if not several():
-        return values
-    moved = values.to(device, copy=True)
-    dist.broadcast(moved, 0)
-    return moved.to(values.device)
-
-
-def anywhere(flag: bool, device: torch.device) -> bool:
-    return bool(mean_over_ranks(torch.tensor([float(flag)]), device) > 0)
-
-
-def tend_seeds(grafted: GraftedModel) -> None:
-    """Average the gradients of seeds over all processes, as `DistributedDataParallel` does for the host.
-
-    That wrapper knows only the parameters that were there when it was made, and expects to see all of them
-    again; it is told to leave seeds alone. Averaging what is already an average changes nothing, so gradients
-    that accumulate over several backward passes come out right.
-    """
-    if not several():
-        return
-    names = [f"slots.{name}" for name, _ in grafted.slots.named_parameters()]
-    grafted._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]  # where the wrapper looks for them
-    for parameter in grafted.slots.parameters():
-        if not parameter._post_accumulate_grad_hooks:
-            parameter.register_post_accumulate_grad_hook(_average)
-
-
-def _average(parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        dist.all_reduce(parameter.grad)
-        parameter.grad.div_(dist.get_world_size())
-
-
 Measure = Literal["score", "loss"]
 """What `evaluate` returns: a score in [0, 1], higher is better, or a loss above 0, lower is better."""
 
@@ -84,12 +33,15 @@ Kind = Literal["score", "loss", "higher is better", "lower is better"]
 """The two measures, and what is known of any other metric."""
 
 _ROUNDING = 1e-6
-"""A mean of ones may come out as a little more than 1."""
+"""Tolerance for rounding: a mean of ones may exceed 1 slightly."""
 _SMALLEST_SHARE = 1e-12
 """Losses below this share of the first one are as good as 0."""
 _WORST_SCORE = -1.0
 """Where training has gone far back, how far does not matter any more."""
 _ANY_METRIC = "higher_is_better=True or False is for metrics that may take any value"
+_RETURNED = "evaluate returned"
+_RUIN = -1.0
+"""What a trial alpha brings if the network is not finite with it."""
 
 
 def make_scale(measure: Measure | None, higher_is_better: bool | None) -> "Scale":
@@ -105,7 +57,7 @@ def make_scale(measure: Measure | None, higher_is_better: bool | None) -> "Scale
 
 
 class Scale:
-    """A score in [0, 1], which needs no other scale."""
+    """A score in [0, 1], used as it is."""
 
     kind: Kind = "score"
 
@@ -139,11 +91,10 @@ class Scale:
 
 
 class MetricScale(Scale):
-    """Any metric with a direction. A difference counts relative to the way that the metric has come.
+    """Any metric with a direction. Differences are relative to the range that the metric has covered.
 
-    That way leads from the lower quartile of all values so far to the best one, so that the untrained network and the
-    first leaps do not count for long. The score is how much training has gained since its first epoch:
-    `1 - exp(-gains)`, which is 0 then, and on the way to 1 later.
+    That range is from the lower quartile of all values so far to the best one, so that the untrained network and the
+    first leaps do not count for long. The score is `1 - exp(-gains since the first epoch)`: from 0 towards 1.
     """
 
     def __init__(self, higher_is_better: bool) -> None:
@@ -182,14 +133,14 @@ class MetricScale(Scale):
 
     def _difference(self, value: float, other: float) -> float:
         values = [self._sign * one for one in (*self._values, value)]
-        way = max(values) - statistics.quantiles(values, n=4, method="inclusive")[0]
+        covered = max(values) - statistics.quantiles(values, n=4, method="inclusive")[0]
         difference = self._sign * (value - other)
-        # A metric that has not moved yet tells only which of two values is the better one.
-        return _cut(difference / way) if way > 0 else math.copysign(float(difference != 0), difference)
+        # Of a metric that has not moved yet only the sign of a difference is known.
+        return _cut(difference / covered) if covered > 0 else math.copysign(float(difference != 0), difference)
 
 
 class LossScale(MetricScale):
-    """A loss that cannot fall below 0. A difference counts relative to the present loss: 5 % less is 0.05."""
+    """A loss that cannot fall below 0. Differences are relative to the present loss: 5 % less is 0.05."""
 
     def __init__(self) -> None:
         super().__init__(higher_is_better=False)
@@ -206,8 +157,8 @@ class LossScale(MetricScale):
         """Remember the loss of a good epoch; say so if it is one that has no ratios."""
         if value < 0 <= min(self._values):
             warnings.warn(
-                f"evaluate returned a loss of {value:g}; from now on what seeds bring is told relative to the way that "
-                "it has come, as with higher_is_better=False, which is for losses that may fall below 0",
+                f"evaluate returned a loss of {value:g}; from now on contributions are relative to the range that it "
+                "has covered, as with higher_is_better=False, which is for losses that may fall below 0",
                 stacklevel=4,
             )
         super().keep(value)
@@ -223,14 +174,9 @@ def _cut(value: float) -> float:
     return max(-1.0, min(value, 1.0))
 
 
-_RETURNED = "evaluate returned"
-_RUIN = -1.0
-"""What an alpha brings with which the network is no longer finite."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one round of evaluations showed: the mean over all processes that train the model."""
+    """Result of one round of evaluations: the mean over all processes that train the model."""
 
     value: float
     """As `evaluate` returned it."""
@@ -256,7 +202,7 @@ class Evaluator:
         self.scale = scale
 
     def first(self) -> Reading:
-        """The reading before any growth; it must be a proper number."""
+        """The reading before any growth; it must be finite."""
         value = self._ask()
         if not math.isfinite(value):
             raise InputError(f"evaluate returned {value} before any growth; it must return a finite number")
@@ -341,8 +287,8 @@ def number(value: Any, whose: str) -> float:
 def at_alpha(grafted: GraftedModel, index: int, alpha: float) -> Iterator[None]:
     """The network with one seed at another alpha; 0 is the network without it.
 
-    Alpha changes in place, so that a compiled model need not compile again. An isolated seed is not heard at any alpha
-    and has to change its mode; that runs uncompiled, because it is for once.
+    Alpha changes in place, so that a compiled model need not be recompiled. An isolated seed has no effect at any alpha
+    and has to change its mode; that runs uncompiled, because it happens once.
     """
     slot = grafted.growth.slot_list()[index]
     before, mode = slot.alpha.clone(), slot.mode
@@ -355,3 +301,50 @@ def at_alpha(grafted: GraftedModel, index: int, alpha: float) -> Iterator[None]:
     finally:
         slot.alpha.copy_(before)
         slot.mode = mode
+
+
+def several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def mean_over_ranks(values: Tensor, device: torch.device) -> Tensor:
+    """The mean of `values` over all processes; NaN where any has NaN."""
+    if not several():
+        return values
+    moved = values.to(device, copy=True)
+    dist.all_reduce(moved)
+    return (moved / dist.get_world_size()).to(values.device)
+
+
+def of_first_rank(values: Tensor, device: torch.device) -> Tensor:
+    if not several():
+        return values
+    moved = values.to(device, copy=True)
+    dist.broadcast(moved, 0)
+    return moved.to(values.device)
+
+
+def anywhere(flag: bool, device: torch.device) -> bool:
+    return bool(mean_over_ranks(torch.tensor([float(flag)]), device) > 0)
+
+
+def tend_seeds(grafted: GraftedModel) -> None:
+    """Average the gradients of seeds over all processes, as `DistributedDataParallel` does for the host.
+
+    That wrapper knows only the parameters that were there when it was made, and expects to see all of them
+    again; it is told to leave seeds alone. Averaging what is already an average changes nothing, so gradients
+    that accumulate over several backward passes come out right.
+    """
+    if not several():
+        return
+    names = [f"slots.{name}" for name, _ in grafted.slots.named_parameters()]
+    grafted._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]  # where the wrapper looks for them
+    for parameter in grafted.slots.parameters():
+        if not parameter._post_accumulate_grad_hooks:
+            parameter.register_post_accumulate_grad_hook(_average)
+
+
+def _average(parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        dist.all_reduce(parameter.grad)
+        parameter.grad.div_(dist.get_world_size())

@@ -18,20 +18,21 @@ _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def check_target(path: Path | None, overwrite: bool) -> None:
-    """Refuse, before anything is measured, a file that could not be written or that would be lost."""
+    """Refuse, before anything is measured, a file that cannot be written or that would be overwritten."""
     if path is None:
         return
     if path.suffix not in _WRITERS:
-        raise InputError(f"cannot export to {path.name!r}; the name has to end in {', '.join(_WRITERS)}")
-    if path.suffix == ".onnx":
-        _check_onnx()
+        raise InputError(f"cannot export to {path.name!r}; the name must end in {', '.join(_WRITERS)}")
+    missing = [name for name in _ONNX_PACKAGES if find_spec(name) is None] if path.suffix == ".onnx" else []
+    if missing:
+        raise InputError(f"exporting to ONNX needs {', '.join(missing)}; install them with pip install 'esper[onnx]'")
     for file in (path, _weights_of(path)) if path.suffix == ".py" else (path,):
         if file.exists() and not overwrite:
             raise InputError(f"{file} exists; choose another name, or replace it with export(..., overwrite=True)")
 
 
 def export(grafted: GraftedModel, table: SlotTable, example: Any, path: Path | None) -> nn.Module:
-    """The plain network of `grafted` with what is kept in `table`, written to `path` as its suffix says."""
+    """The plain network of `grafted` with the seeds kept in `table`, written to `path` in the format of its suffix."""
     folded = fold(grafted, example, table)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,12 +62,6 @@ def _write_program(folded: Folded, example: Any, path: Path) -> None:
     write_atomically(path, packed.getvalue())
 
 
-def _check_onnx() -> None:
-    missing = [name for name in _ONNX_PACKAGES if find_spec(name) is None]
-    if missing:
-        raise InputError(f"exporting to ONNX needs {', '.join(missing)}; install them with pip install 'esper[onnx]'")
-
-
 def _write_onnx(folded: Folded, example: Any, path: Path) -> None:
     program = torch.onnx.export(_program(folded.network, example), dynamo=True, verbose=False)
     assert program is not None
@@ -84,17 +79,13 @@ def _program(network: nn.Module, example: Any) -> ExportedProgram:
             return torch.export.export(network, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
         except Exception as error:
             warnings.warn(f"the program takes batches like the example only: {first_line(error)}", stacklevel=5)
-            return _fixed_program(network, args, kwargs)
-
-
-def _fixed_program(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    try:
-        return torch.export.export(network, args, kwargs)
-    except Exception as error:
-        raise InputError(
-            f"torch.export cannot make a program of this model: {first_line(error)}. The plain module that export "
-            "returns, and code with weights (a name that ends in .py), do not need one"
-        ) from error
+        try:
+            return torch.export.export(network, args, kwargs)
+        except Exception as error:
+            raise InputError(
+                f"torch.export cannot make a program of this model: {first_line(error)}. The plain module that export "
+                "returns, and code with weights (a name that ends in .py), do not need one"
+            ) from error
 
 
 def _free_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The grower: someone's own model and loop, with capacity that appears where it pays."""
+"""The grower: adds capacity where it pays, to your own model in your own training loop."""
 
 import math
 import warnings
@@ -57,32 +57,32 @@ from esper.tolaria import SignalTable, Situation, TrackerSettings, track
 from esper.tolaria.reporting import EpisodeReporter
 
 MAX_FAILURES = 3
-"""Epochs in a row that may fail and be undone; the last one raises."""
+"""Failed epochs in a row after which training is given up."""
 _OPEN_END = 5
-"""Where the number of epochs was not told, this many times as many as were seen are expected."""
+"""If the number of epochs is unknown, this many times as many as were seen are expected."""
 
 
 class Grower:
-    """Grows `model` while its owner trains it. Call `step` after every epoch and `export` at the end.
+    """Grows `model` while you train it. Call `step` after every epoch and `export` at the end.
 
     | argument | meaning |
     |---|---|
     | at | names of the submodules behind which the model may grow, a mapping from name to family, or "auto" |
     | example | one batch: a tensor, a sequence of positional or a mapping of keyword arguments; batch axis first |
-    | optimizer | the one that trains the model; seeds join the parameter groups of their neighbours |
-    | evaluate | a function of the model, or of nothing, that returns its score on validation data |
+    | optimizer | the model's optimiser; seeds join the parameter groups of their neighbours |
+    | evaluate | a function of the model, or without arguments, that returns its score on held-out data |
     | controller | heuristic, schedule, random, never; a file or folder of `esper train`; or a `Controller` |
     | budget | the most that growth may add; without one, rent alone keeps it in check |
     | measure | "score", the default, if evaluate returns a quality in [0, 1]; "loss" if it returns a loss above 0 |
-    | higher_is_better | instead of measure: evaluate returns any other metric, and this way it improves |
+    | higher_is_better | instead of measure, if evaluate returns any other metric: its direction |
     | epochs | how often `step` will be called; without it, seeds may be germinated at any time |
-    | price | what adding as many parameters as the model has costs, in units of score |
-    | flop_price | what adding as many FLOPs as the model needs for a sample costs, beside that |
-    | seed_lr_scale | learning rate of seeds, as a factor on that of their neighbours |
+    | price | cost of doubling the model's parameters, in units of score |
+    | flop_price | cost of doubling its FLOPs per sample, in addition |
+    | seed_lr_scale | learning rate of seeds relative to that of their neighbours |
     | schedulers | learning-rate schedulers, to be saved and rolled back with the model |
-    | sources | other tensors than usual for bypasses to read, as in `{"blocks.2": {"far": "stem"}}`; see `graft` |
-    | seed | seeds the initial weights of seeds and the controller's random numbers; torch's seed if not given |
-    | hub | told about every move, as the episodes of `esper train` tell theirs |
+    | sources | overrides which tensors bypasses read, as in `{"blocks.2": {"far": "stem"}}`; see `graft` |
+    | seed | random seed of the seeds' initial weights and of the controller; torch's own if not given |
+    | hub | receives an event for every move, as in the episodes of `esper train` |
 
     Train `model`, which is the given one with slots. `evaluate` runs in eval mode, once per step, once more without
     each blended seed on trial, and once more with each seed whose alpha is to rise at that alpha; for a controller that
@@ -141,7 +141,7 @@ class Grower:
         self._begin()
 
     def _begin(self) -> None:
-        """Measure the model as it is: what growth is judged against, and what a first failed epoch returns to."""
+        """Measure the model before training: the baseline of growth, and what a first failed epoch rolls back to."""
         if not self._may_plant:
             self.grafted.growth.unhook(self.grafted.host)
         first = self._evaluator.first()
@@ -183,21 +183,23 @@ class Grower:
 
     @property
     def _at_rest(self) -> bool:
-        """Nothing is planted and nothing will be, so there is nothing to move on and nothing to decide."""
+        """Nothing is planted and nothing will be, so there is nothing to advance or decide."""
         return not self._may_plant and bool((self.grafted.table.stage == Stage.DORMANT).all())
 
     def step(self, loss: float | Tensor | None = None) -> Decision:
-        """To be called after every epoch: measures, moves seeds on, decides and acts; returns what it did and why.
+        """Call after every epoch: measures, advances seeds, decides and acts; returns what it did and why.
 
-        `loss`, the epoch's training loss, is optional; the governor looks at it too. A failed epoch is undone: model,
-        seeds and optimiser return to the last good one. The third in a row raises `TrainingFailedError`.
+        `loss`, the epoch's training loss, is optional; the governor checks it too. A failed epoch is rolled back:
+        model, seeds and optimiser return to the last good one. The third in a row raises `TrainingFailedError`.
         """
         if self.grafted.growth.abandoned:
-            raise InputError("another grower was made of this model since; go on with that one")
+            raise InputError("another grower was made of this model since; use that one")
         self._lookout.close()
         self._seed_rate.join()
         self._watch.check()
-        reading = self._evaluator.read() if self._at_rest else self._read_seeds()
+        table = self.grafted.table
+        asked = () if self._at_rest else (to_measure(self._controller, table), next_alpha(table))
+        reading = self._evaluator.read(*asked)
         own_loss = None if loss is None else torch.tensor([number(loss, "step was given the loss")])
         train_loss = None if own_loss is None else float(mean_over_ranks(own_loss, self._device))
         failure = self._guard.judge(reading, train_loss, self.grafted)
@@ -216,10 +218,6 @@ class Grower:
         self._lookout.open(int(self._signals.epoch))
         self.history.append(decision)
         return decision
-
-    def _read_seeds(self) -> Reading:
-        table = self.grafted.table
-        return self._evaluator.read(to_measure(self._controller, table), next_alpha(table))
 
     def _end_epoch(self, reading: Reading, watched: Watched, train_loss: float) -> tuple[str, ...]:
         self._evaluator.scale.keep(reading.value)
@@ -339,9 +337,9 @@ class Grower:
         return export(self.grafted, settled(self.grafted.table, verdicts), self._example, target)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that going on needs, random state included, as tensors in plain containers.
+        """Everything needed to continue, random state included, as tensors in plain containers.
 
-        To be taken between optimiser steps, in the middle of an epoch too.
+        Take it between optimiser steps, also in the middle of an epoch.
         """
         remember = getattr(self._controller, "state_dict", dict)
         return {
@@ -363,7 +361,7 @@ class Grower:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of a grower of the same model, sites, optimiser, controller and schedulers.
+        """Continue from the state of a grower of the same model, sites, optimiser, controller and schedulers.
 
         Also sets torch's random state on the CPU to what it was. A state that does not fit changes nothing.
         """
@@ -393,9 +391,9 @@ class Grower:
         torch.set_rng_state(state["random_state"])
 
     def save(self, path: Path | str) -> None:
-        """Write the growth to a file, at once or not at all: a kill while saving leaves the file that was there."""
+        """Write the growth to a file, atomically: a kill while saving leaves the previous file."""
         write_growth(self.state_dict(), Path(path))
 
     def load(self, path: Path | str) -> None:
-        """Go on with the growth in a file; bit for bit on a CPU, if the loop draws its data by torch's generator."""
+        """Continue the growth in a file; bit for bit on a CPU, if the loop draws its data by torch's generator."""
         self.load_state_dict(read_growth(Path(path)))

@@ -1,4 +1,4 @@
-"""Merit, measured while someone trains their own model: what would-be seeds could learn, seen in ordinary passes."""
+"""Watching ordinary training: gradients of seeds in optimiser steps, and the merit of would-be seeds in passes."""
 
 import warnings
 from collections.abc import Mapping
@@ -59,9 +59,9 @@ class Lookout:
 
 _EPOCHS_FORGOTTEN = 3
 _EVERY = 16
-"""Gradients are measured in every so-manieth step: measuring takes as long as a small seed takes to learn."""
+"""Gradients are measured in every 16th step: measuring takes as long as training a small seed."""
 _UNMEASURED_EPOCH = 100_000
-"""Optimiser steps in an epoch, before one has been seen, that nobody is expected to exceed."""
+"""Assumed optimiser steps per epoch until one has been seen."""
 
 
 @dataclass(frozen=True, slots=True)

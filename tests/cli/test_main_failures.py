@@ -38,9 +38,9 @@ def raising(error: Exception) -> Callable[[], bool]:
         (InputError("--x must be 1; got 2"), 2, "--x must be 1; got 2"),
         (EsperError("it did not work"), 1, "it did not work"),
         (PermissionError(13, "Permission denied", "/x/y"), 1, "/x/y cannot be read or written (Permission denied)"),
-        (MemoryError(), 1, "there is not enough memory for this (no details)"),
-        (RuntimeError("[enforce fail] can't allocate memory: 99 bytes"), 1, "there is not enough memory for this"),
-        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 1, "there is not enough memory"),
+        (MemoryError(), 1, "out of memory (no details)"),
+        (RuntimeError("[enforce fail] can't allocate memory: 99 bytes"), 1, "out of memory"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 1, "out of memory"),
         (BrokenPipeError(32, "Broken pipe"), 1, "the output cannot be read or written (Broken pipe)"),
         (RecursionError("maximum recursion depth"), 1, "internal error, RecursionError: maximum recursion depth"),
         (KeyError("gain"), 1, "internal error, KeyError: 'gain'; please report it"),
@@ -121,7 +121,7 @@ def test_a_result_file_that_turns_out_full_is_one_sentence(capsys: pytest.Captur
 def test_too_little_memory_is_one_sentence() -> None:
     (code,), _, said = shell("ulimit -v 400000; esper tasks")
     assert code == 1
-    assert said.startswith("esper: there is not enough memory for this")
+    assert said.startswith("esper: out of memory")
     assert said.count("\n") == 1
 
 
