@@ -1,5 +1,6 @@
 """The few kinds of fault that callers may want to tell apart, and checks of records when they are made."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from types import UnionType
@@ -72,3 +73,13 @@ def check_field_types(record: Any) -> None:
         value = getattr(record, spec.name)
         if not has_type(value, hints[spec.name]):
             raise InputError(f"{type(record).__name__}.{spec.name} must be {spec.type}; got {value!r}")
+
+
+def check_amounts(record: Any) -> None:
+    """Refuse a dataclass instance with a number, alone or in a tuple, that is negative, infinite or NaN."""
+    for spec in fields(record):
+        value = getattr(record, spec.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            # Not isfinite, which cannot take whole numbers beyond what a float can hold.
+            if isinstance(number, int | float) and not 0 <= number < math.inf:
+                raise InputError(f"{type(record).__name__}.{spec.name} must be finite and 0 or more; got {number}")

@@ -6,13 +6,13 @@ quality: 100 points are a quality of 1.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Self
 
 from esper.leyline import DEFAULT_GAMMA, InputError, Op, Stage
-from esper.leyline.checks import check_field_types
+from esper.leyline.checks import check_amounts, check_field_types
 
 PROXY_RATIO = 3.0
 """A true contribution weighs so many times as much as a proxy for it."""
@@ -40,12 +40,7 @@ class _Checked:
 
     def __post_init__(self) -> None:
         check_field_types(self)
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            for number in value if isinstance(value, tuple) else (value,):
-                # Not isfinite, which cannot take whole numbers beyond what a float can hold.
-                if isinstance(number, int | float) and not 0 <= number < math.inf:
-                    raise InputError(f"{type(self).__name__}.{spec.name} must be finite and 0 or more; got {number}")
+        check_amounts(self)
 
 
 @dataclass(frozen=True, slots=True)
