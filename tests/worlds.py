@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from esper.tasks import Loader, OptimizerSettings, Split, Splits, Task, find_task, task
+from esper.tolaria import LoopExecutor, Population, StackedExecutor
 
 TINY = "tiny-blobs"
 
@@ -38,6 +39,18 @@ def tiny_task(**overrides: Any) -> Task:
 def slots_of(task: Task) -> int:
     """How many slots the hosts of a task have."""
     return len(task.build_host().slot_sites)
+
+
+def poison(population: Population, host: int) -> None:
+    """Break one host's weights, as a bad step would."""
+    executor: Any = population.executor
+    with torch.no_grad():
+        if isinstance(executor, LoopExecutor):
+            next(executor.network(host).host.parameters()).fill_(torch.nan)
+        elif isinstance(executor, StackedExecutor):
+            executor._now.hosts.weights[host] = torch.nan
+        else:
+            executor._now[host].weights[:] = torch.nan
 
 
 HOST_SETTINGS: dict[str, dict[str, Any]] = {

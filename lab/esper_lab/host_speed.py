@@ -7,10 +7,13 @@ from typing import Any
 
 from esper.tasks import Task
 from esper.tolaria import Executor, LoopExecutor, StackedExecutor
+from esper.tolaria.executors import make_executor
 from esper_lab.timing import Progress, cpu_seconds, interleaved_medians
 from esper_lab.workload import BareTrainer, SpeedSettings, half_planted, host_task, sites_of
 
-CONTENDERS = ("bare", "loop", "stacked")
+CONTENDERS = ("bare", "loop", "stacked", "native")
+NATIVE_HOSTS = ("mlp", "conv1d")
+"""What the native executor can run."""
 _FEWEST_TURNS = 2
 """Of each contender, the first to warm up: a case that has no time for these is skipped."""
 
@@ -65,6 +68,8 @@ def _time_case(host: str, num: int, shortest: float, settings: SpeedSettings) ->
         "loop": partial(cpu_seconds, _planted(LoopExecutor(task, num, 1), num).train_epoch),
         "stacked": partial(cpu_seconds, _planted(StackedExecutor(task, num, 1), num).train_epoch),
     }
+    if host in NATIVE_HOSTS:
+        runs["native"] = partial(cpu_seconds, _planted(make_executor("native", task, num, 1), num).train_epoch)
     affordable = settings.case_seconds / (len(runs) * batches * shortest) - 1
     turns = interleaved_medians(runs, max(1, min(settings.repeats, int(affordable))))
     return {contender: num * batches / seconds for contender, seconds in turns.items()}

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper_lab.host_speed import bench_host_steps
+from esper_lab.host_speed import CONTENDERS, bench_host_steps
 from esper_lab.learner_speed import bench_ppo_update
 from esper_lab.step_speed import bench_scaling, bench_whole_step
 from esper_lab.timing import Progress
@@ -26,12 +26,11 @@ def measure_speed(settings: SpeedSettings, progress: Progress) -> dict[str, Any]
 
 def print_speed(report: dict[str, Any], console: Console) -> None:
     """Show what `measure_speed` measured as tables."""
-    table = Table(
-        "host", "hosts", "bare", "loop", "stacked", title="host steps per second (and times bare)", box=box.SIMPLE
-    )
+    table = Table("host", "hosts", *CONTENDERS, title="host steps per second (and times bare)", box=box.SIMPLE)
     for host, speeds in report["host_steps_per_second"].items():
         for num, bare in speeds["bare"].items():
-            ratios = (f"{speeds[name][num]:,.0f} ({speeds[name][num] / bare:.2f})" for name in ("loop", "stacked"))
+            others = [speeds[name].get(num) for name in CONTENDERS[1:]]
+            ratios = ("-" if speed is None else f"{speed:,.0f} ({speed / bare:.2f})" for speed in others)
             table.add_row(host, num, f"{bare:,.0f}", *ratios)
     console.print(table)
     for note in report["notes"]:

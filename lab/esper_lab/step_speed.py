@@ -24,7 +24,7 @@ from esper_lab.timing import Progress
 from esper_lab.workload import SpeedSettings, random_splits
 
 _SIZES = (3200, 800, 1000)
-_EXECUTORS = ("stacked", "loop")
+_EXECUTORS = ("native", "stacked", "loop")
 _CHANNELS = 12
 _LENGTH_ENVS = 8
 _MEGABYTE = 2**20
@@ -106,7 +106,7 @@ def _run_steps(env: GrowthEnv, steps: int, clock: _Clock | None = None) -> None:
 
 
 def bench_scaling(settings: SpeedSettings, progress: Progress) -> dict[str, Any]:
-    """`growth[by][size]`: seconds of a step and peak memory beyond an idle process, with the stacked executor."""
+    """`growth[by][size]`: seconds of a step and peak memory beyond an idle process, with the native executor."""
     cases: list[tuple[str, int, dict[str, Any]]] = [
         *(("hosts", num, {"envs": num}) for num in settings.nums),
         *(("slots", num, {"slots": num}) for num in settings.slots),
@@ -128,7 +128,7 @@ def _measure(
     task.splits()
     idle = _peak_megabytes()
     steps = length or settings.scaling_steps
-    env = make_env(task, envs or settings.step_envs, steps, executor="stacked")
+    env = make_env(task, envs or settings.step_envs, steps, executor="native")
     start = time.process_time()
     _run_steps(env, steps)
     seconds = time.process_time() - start

@@ -276,7 +276,7 @@ def test_schedules_warm_up_and_fall_to_nothing_unless_they_are_constant(schedule
         assert rates[850] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("executor", ["loop", "stacked"])
+@pytest.mark.parametrize("executor", ["loop", "stacked", "native"])
 def test_a_step_has_as_many_minibatches_and_the_rate_that_were_asked_for(executor: str) -> None:
     def weights(**settings: Any) -> Tensor:
         population = Population(tiny_task(), 1, EpisodeSettings(**settings), executor=executor)
@@ -290,7 +290,7 @@ def test_a_step_has_as_many_minibatches_and_the_rate_that_were_asked_for(executo
     assert not torch.equal(weights(host_lr=task.optimizer.lr / 2), weights())
 
 
-@pytest.mark.parametrize("executor", ["loop", "stacked"])
+@pytest.mark.parametrize("executor", ["loop", "stacked", "native"])
 def test_what_is_there_from_the_start_is_initialised_as_an_ordinary_network(executor: str) -> None:
     def outputs(fossils: dict[str, str]) -> Tensor:
         population = Population(tiny_task(), 1, executor=executor)

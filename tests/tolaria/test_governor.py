@@ -11,7 +11,8 @@ from torch.nn import Parameter
 from esper.leyline import Blend, EventType, Op
 from esper.nissa import Hub, MemorySink
 from esper.tolaria import Governor, GovernorSettings, Population, StackedExecutor
-from tests.worlds import tiny_task
+from esper.tolaria.executors.native import NativeExecutor
+from tests.worlds import poison, tiny_task
 
 GUESS = math.log(3)
 ALL = torch.tensor([True, True])
@@ -79,19 +80,6 @@ def test_hosts_that_do_not_run_are_not_judged() -> None:
     assert governor.judge(bad, bad, torch.tensor([True, False])).tolist() == [True, False]
 
 
-def poison(population: Population, host: int) -> None:
-    """Break one host's weights, as a bad step would."""
-    with torch.no_grad():
-        if population_is_stacked(population):
-            population.executor._now.hosts.weights[host] = math.nan  # type: ignore[attr-defined]
-        else:
-            next(population.executor.network(host).host.parameters()).fill_(math.nan)
-
-
-def population_is_stacked(population: Population) -> bool:
-    return isinstance(population.executor, StackedExecutor)
-
-
 def training_state(population: Population, host: int) -> dict[str, Tensor]:
     """Copies of a host's weights and seeds, and of all that the optimiser keeps about them."""
     executor = population.executor
@@ -104,6 +92,8 @@ def training_state(population: Population, host: int) -> dict[str, Tensor]:
             if (rows.owner == host).any()
             for name in columns
         }
+    if isinstance(executor, NativeExecutor):
+        return {name: torch.from_numpy(array.copy()) for name, array in executor._now[host].arrays().items()}
     model = executor.network(host)
     assert model.optimizer is not None
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -112,7 +102,7 @@ def training_state(population: Population, host: int) -> dict[str, Tensor]:
     return state
 
 
-@pytest.mark.parametrize("executor", ["loop", "stacked"])
+@pytest.mark.parametrize("executor", ["loop", "stacked", "native"])
 def test_a_rollback_returns_network_seeds_and_optimiser_bit_for_bit(executor: str) -> None:
     memory = MemorySink()
     population = Population(tiny_task(), 2, executor=executor, hub=Hub([memory]))
@@ -141,7 +131,7 @@ def live_tensors() -> tuple[int, int]:
     return len(tensors), sum(tensor.nbytes for tensor in tensors)
 
 
-@pytest.mark.parametrize("executor", ["loop", "stacked"])
+@pytest.mark.parametrize("executor", ["loop", "stacked", "native"])
 def test_memory_grows_neither_with_the_epochs_nor_with_the_episodes(executor: str) -> None:
     population = Population(tiny_task(batches_per_epoch=1), 2, executor=executor)
     held = []

@@ -39,9 +39,9 @@ class ComputeSettings:
         return self != DEFAULT_COMPUTE
 
     def check_executor(self, name: str) -> None:
-        if name == "stacked" and self.needs_loop:
+        if name in ("stacked", "native") and self.needs_loop:
             raise InputError(
-                f"the executor 'stacked' computes in float32, as written, on the CPU; got precision "
+                f"the executor {name!r} computes in float32, as written, on the CPU; got precision "
                 f"{self.precision!r}, compile_hosts {self.compile_hosts}, devices {', '.join(self.devices)}. "
                 "Use the executor 'loop', or 'auto', which then takes it"
             )

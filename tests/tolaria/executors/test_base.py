@@ -9,8 +9,8 @@ import torch
 from esper.tasks import Split, Splits
 from esper.tolaria import Population
 from esper.tolaria.executors.base import losses_and_accuracies
-from tests.tolaria.test_governor import WAIT, poison
-from tests.worlds import tiny_task
+from tests.tolaria.test_governor import WAIT
+from tests.worlds import poison, tiny_task
 
 
 def load_one_class() -> Splits:
@@ -29,7 +29,7 @@ def test_an_answer_without_a_finite_loss_is_not_right(bad: float) -> None:
     assert accuracy.tolist() == [0.5]
 
 
-@pytest.mark.parametrize("executor", ["loop", "stacked"])
+@pytest.mark.parametrize("executor", ["loop", "stacked", "native"])
 def test_a_host_whose_outputs_are_nan_scores_nothing_and_is_rolled_back(executor: str) -> None:
     population = Population(replace(tiny_task(), load=load_one_class), 2, executor=executor)
     population.start([0, 1])

@@ -1,4 +1,7 @@
-"""Executors: two ways to run many hosts that agree. `loop` defines what is right, `stacked` is fast on small hosts."""
+"""Executors: three ways to run many hosts that agree.
+
+`loop` defines what is right, `stacked` runs small hosts as one network, `native` runs them compiled, one at a time.
+"""
 
 from esper.tolaria.executors.base import EpochResult, Executor, Measurement
 from esper.tolaria.executors.choice import DeviceExecutor, ExecutorName, choose_executor, executor_names, make_executor

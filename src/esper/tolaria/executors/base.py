@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina import Catalogue, GraftedModel, Site, SlotTable
+from esper.kasmina import Catalogue, GraftedModel, Site, SlotTable, graft
 from esper.kasmina.merit import VARIANTS
 from esper.tasks import OptimizerSettings, Split, Task
 
@@ -125,6 +125,28 @@ def losses_and_accuracies(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def score_of(task: Task, loss: Tensor, accuracy: Tensor) -> Tensor:
     """The quality in [0, 1] that the task asks for: accuracy, or how far the loss is below guessing."""
     return accuracy if task.quality == "accuracy" else (1 - loss / task.guess_loss).clamp(0.0, 1.0)
+
+
+def network_of(
+    task: Task, dtype: torch.dtype, row: SlotTable, weights: Tensor, seeds: Mapping[int, Tensor]
+) -> GraftedModel:
+    """A host as a module, from its flattened parameters and, by slot, those of its seeds; `row` is its table."""
+    with torch.random.fork_rng(devices=[]):
+        host = task.build_host().to(dtype)
+    x = task.splits().val.x[:2]
+    model = graft(host, at=host.slot_sites, example=x.to(dtype) if x.is_floating_point() else x)
+    model.follow(row)
+    _unflatten([host.get_submodule(part) for part in host.parts], weights)
+    for slot, own in seeds.items():
+        _unflatten([model.slots[slot].get_submodule("seed")], own)
+    return model
+
+
+@torch.no_grad()
+def _unflatten(modules: Sequence[torch.nn.Module], row: Tensor) -> None:
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    for parameter, piece in zip(parameters, row.split([p.numel() for p in parameters]), strict=True):
+        parameter.copy_(piece.view_as(parameter))
 
 
 @dataclass(frozen=True, slots=True)

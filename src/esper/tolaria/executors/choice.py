@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import GraftedModel, SlotTable, plant_fossils
-from esper.leyline import InputError, unknown_name
+from esper.leyline import InputError, first_line, unknown_name
 from esper.tasks import Split, Task
 from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings, find_device
 from esper.tolaria.executors.base import EpochResult, Executor, Measurement
@@ -162,9 +162,20 @@ def _launch(stream: SideStream | None, work: Callable[P, R], *args: P.args, **kw
     return work(*args, **kwargs) if stream is None else stream.launch(work, *args, **kwargs)
 
 
-ExecutorName = Literal["auto", "loop", "stacked"]
+ExecutorName = Literal["auto", "loop", "stacked", "native"]
 Maker = Callable[[Task, int, int, torch.dtype], Executor]
-_KINDS: dict[str, Maker] = {"loop": LoopExecutor, "stacked": StackedExecutor}
+
+
+def _make_native(task: Task, num_hosts: int, episode_length: int, dtype: torch.dtype) -> Executor:
+    """Imported when it is asked for: numba takes a moment to import, and the kernels to compile."""
+    try:
+        from esper.tolaria.executors.native import NativeExecutor
+    except (ImportError, RuntimeError, OSError) as error:  # numba is missing, or has no folder for what it compiles
+        raise InputError(f"the executor 'native' does not work here: {first_line(error)}") from error
+    return NativeExecutor(task, num_hosts, episode_length, dtype)
+
+
+_KINDS: dict[str, Maker] = {"loop": LoopExecutor, "stacked": StackedExecutor, "native": _make_native}
 _TIMED_BATCHES = 2
 _LOG = logging.getLogger(__name__)
 
@@ -181,7 +192,7 @@ def make_executor(
     dtype: torch.dtype = torch.float32,
     compute: ComputeSettings = DEFAULT_COMPUTE,
 ) -> Executor:
-    """The executor called `name`; "auto" takes the faster one of those that can compute as asked."""
+    """The executor called `name`; "auto" takes the fastest one of those that can compute as asked."""
     chosen = choose_executor(name, task, num_hosts, compute)
     if not compute.needs_loop:
         return _KINDS[chosen](task, num_hosts, episode_length, dtype)
@@ -195,7 +206,7 @@ def make_executor(
 
 
 def choose_executor(name: str, task: Task, num_hosts: int, compute: ComputeSettings = DEFAULT_COMPUTE) -> str:
-    """`name`, or the name of the faster one for "auto"; what cannot compute as asked is refused."""
+    """`name`, or the name of the fastest one for "auto"; what cannot compute as asked is refused."""
     if name not in executor_names():
         raise unknown_name("executor", name, executor_names())
     if num_hosts < 1:
@@ -205,25 +216,27 @@ def choose_executor(name: str, task: Task, num_hosts: int, compute: ComputeSetti
         find_device(device)
     if name != "auto":
         return name
-    return "loop" if compute.needs_loop else _faster(task, num_hosts)
+    return "loop" if compute.needs_loop else _fastest(task, num_hosts)
 
 
-_FASTER: dict[tuple[object, ...], str] = {}
+_FASTEST: dict[tuple[object, ...], str] = {}
 
 
-def _faster(task: Task, num_hosts: int) -> str:
-    """The kind that trains this many hosts of this task in less time; a single host always loops."""
+def _fastest(task: Task, num_hosts: int) -> str:
+    """The kind that trains this many hosts of this task in the least time; a single host always loops."""
     if num_hosts == 1:
         return "loop"
     known = (task.name, task.host, str(task.host_settings), task.batch_size, num_hosts)
-    if known not in _FASTER:
-        try:
-            times = {kind: _time(kind, task, num_hosts) for kind in _KINDS}
-            _FASTER[known] = min(times, key=lambda kind: times[kind])
-        except InputError as error:
-            _LOG.info("the executor is 'loop': %s", error)
-            _FASTER[known] = "loop"
-    return _FASTER[known]
+    if known not in _FASTEST:
+        times = {}
+        for kind in _KINDS:
+            try:
+                times[kind] = _time(kind, task, num_hosts)
+            except InputError as error:
+                _LOG.info("%s", error)
+        _FASTEST[known] = min(times, key=lambda kind: times[kind])
+        _LOG.info("the executor for %d hosts of %s is %r", num_hosts, task.name, _FASTEST[known])
+    return _FASTEST[known]
 
 
 def _time(kind: str, task: Task, num_hosts: int) -> float:

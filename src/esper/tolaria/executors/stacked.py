@@ -31,6 +31,7 @@ from esper.tolaria.executors.base import (
     drawing_from,
     learning_rate,
     losses_and_accuracies,
+    network_of,
     samples_at_once,
     score_of,
 )
@@ -299,18 +300,13 @@ class StackedExecutor:
         self._table = table
 
     def network(self, host: int) -> GraftedModel:
-        with torch.random.fork_rng(devices=[]):
-            module = self._task.build_host().to(self._dtype)
-        model = graft(module, at=module.slot_sites, example=self._cast(self._task.splits().val.x[:2]))
-        model.follow(self._table.select(slice(host, host + 1)))
-        # The rows of this host, written back into modules.
-        parts = [module.get_submodule(part) for part in module.parts]
-        _unflatten(parts, self._now.hosts.weights[host])
-        for (slot, _), rows in self._now.seeds.items():
-            mine = (rows.owner == host).nonzero().flatten()
-            if len(mine):
-                _unflatten([model.slots[slot].get_submodule("seed")], rows.weights[mine[0]])
-        return model
+        seeds = {
+            slot: rows.weights[int((rows.owner == host).int().argmax())]
+            for (slot, _), rows in self._now.seeds.items()
+            if host in rows.owner
+        }
+        row = self._table.select(slice(host, host + 1))
+        return network_of(self._task, self._dtype, row, self._now.hosts.weights[host], seeds)
 
     def state_dict(self) -> dict[str, Any]:
         """All rows and the random streams; at the end of a step the last good state is the present one."""
@@ -373,10 +369,3 @@ class StackedExecutor:
 
     def _cast(self, x: Tensor) -> Tensor:
         return x.to(self._dtype) if x.is_floating_point() else x
-
-
-@torch.no_grad()
-def _unflatten(modules: Sequence[torch.nn.Module], row: Tensor) -> None:
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    for parameter, piece in zip(parameters, row.split([p.numel() for p in parameters]), strict=True):
-        parameter.copy_(piece.view_as(parameter))

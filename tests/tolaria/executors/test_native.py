@@ -1,0 +1,61 @@
+"""The native executor by itself: when it is chosen, what it says where it cannot run, what it keeps."""
+
+import logging
+import sys
+
+import pytest
+import torch
+
+from esper.leyline import InputError
+from esper.tolaria import Population
+from esper.tolaria.executors import choice, choose_executor, native_hosts
+from esper.tolaria.executors.native import NativeExecutor
+from tests.worlds import host_task
+
+WAIT = torch.zeros(3, 4, dtype=torch.int64)
+
+
+def test_many_small_hosts_run_natively_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_FASTEST", {})
+    assert choose_executor("auto", host_task("conv1d"), 16) == "native"
+
+
+def test_without_numba_another_executor_is_chosen_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(choice, "_FASTEST", {})
+    monkeypatch.setitem(sys.modules, "esper.tolaria.executors.native", None)
+    with pytest.raises(InputError, match="the executor 'native' does not work here: import of"):
+        Population(host_task("conv1d"), 2, executor="native")
+    assert choose_executor("auto", host_task("conv1d"), 8) in ("loop", "stacked")
+    assert "'native' does not work here" in caplog.text
+
+
+def test_a_host_beyond_the_memory_of_a_pass_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_hosts, "_MOST_ROWS", 10)
+    with pytest.raises(InputError, match="'native' holds 10 rows of a pass; this host needs"):
+        Population(host_task("conv1d"), 2, executor="native").start([0, 1])
+
+
+def test_seeds_that_stay_keep_their_parameters_and_moments_when_others_come_and_go() -> None:
+    population = Population(host_task("conv1d"), 3, executor="native")
+    population.start(range(3))
+    executor = population.executor
+    assert isinstance(executor, NativeExecutor)
+    population.step(torch.tensor([[2, 2, 3, 1]]).expand(3, -1))
+    population.step(WAIT)
+    before, size = executor._now[0].copy(), executor.host_params
+    table = population.table.clone()
+    table.blueprint[0, 0], table.blueprint[0, 4] = 1, 1
+    executor.follow(table)
+    mine = executor._now[0]
+    first = int(executor._programs.units(mine.planted)[1 + 1])
+    kept = len(before.weights) - size
+    assert mine.steps.tolist() == [before.steps[0], 0.0, before.steps[1], 0.0]
+    for name in ("weights", "first", "second"):
+        old, new = getattr(before, name), getattr(mine, name)
+        assert (new[:size] == old[:size]).all()
+        assert (new[first : first + kept] == old[size:]).all()
+    executor.follow(population.table)
+    assert (executor._now[0].weights == before.weights).all()
