@@ -32,7 +32,7 @@ from esper_lab.trials import BANDIT, agent_for
 
 PACKAGE = Path(esper.__file__).parent
 OPTIONS = ["--task", "digits", "--rounds", "2", "--envs", "4", "--episode-length", "6", "--workers", "1"]
-OPTIONS += ["--teacher", "None", "--validation-episodes", "1", "--validate-every", "0", "--world.executor", "stacked"]
+OPTIONS += ["--teacher", "None", "--validation-episodes", "1", "--validate-every", "0", "--world.executor", "native"]
 OPTIONS += ["--world.batches-per-epoch", "2"]
 
 

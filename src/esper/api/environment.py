@@ -72,7 +72,7 @@ def make_env(
     | envs | how many hosts |
     | episode_length | steps in an episode; the task's own number if not given |
     | seed | the same seed gives the same episodes, whatever `envs` and `workers` are |
-    | executor | "loop", "stacked", or "auto", which times both for a moment |
+    | executor | "loop", "stacked", "native", or "auto", which times them briefly and takes the fastest |
     | price | what adding as many parameters as the host has costs; of a range, each episode draws |
     | flop_price | what adding as many FLOPs as the host needs for a sample costs, beside that |
     | budget | the most parameters that all seeds of a host together may add |

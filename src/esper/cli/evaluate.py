@@ -34,7 +34,7 @@ class Evaluate(EpisodeOptions):
     seed: int = 0
     """Seed of the first episode; the others follow it."""
     executor: str = "auto"
-    """loop, stacked, or auto, which times both briefly and takes the faster one."""
+    """loop, stacked, native, or auto, which times them briefly and takes the fastest."""
     json: Path | None = None
     """Write the numbers to this file."""
     picture: Path | None = None

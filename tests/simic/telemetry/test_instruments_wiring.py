@@ -18,7 +18,7 @@ from esper.nissa.events import RansomwareSuspected
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.telemetry import AnomalyKind, Instruments
 from esper.simic.training import RoundReport, Trainer, collect_round
-from esper.simic.training.rounds import RoundTally
+from esper.simic.training.world import RoundTally
 from tests.simic.training.runs import tiny_config
 
 KIND = AnomalyKind

@@ -112,7 +112,7 @@ def test_a_command_that_is_told_to_stop_saves_and_exits_as_shells_expect(
     wait_for(lambda: (folder.checkpoints / "round-000001.pt").exists())
     assert running.kill(number)
     assert zygote.wait(running) == code
-    assert f"go on with: esper train --out {folder.path} --resume\n" in zygote.log.read_text()
+    assert f"resume with: esper train --out {folder.path} --resume\n" in zygote.log.read_text()
     trainer = Trainer(folder.stored_config(), folder, resume=True)
     trainer.world.close()
     assert trainer.state.round >= 1

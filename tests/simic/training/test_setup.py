@@ -25,4 +25,4 @@ def test_a_worker_that_knows_other_blueprints_says_so_and_makes_no_hosts() -> No
 
 def test_the_executor_is_settled_once_for_the_whole_run(tmp_path: Path) -> None:
     esper.train(tiny_config(executor="auto", rounds=1), tmp_path / "run")
-    assert RunFolder(tmp_path / "run").stored_config().world.executor in ("loop", "stacked")
+    assert RunFolder(tmp_path / "run").stored_config().world.executor in ("loop", "stacked", "native")

@@ -14,7 +14,7 @@ from esper.leyline import InputError, Op
 from esper.simic.agent.cloning import clone
 from esper.simic.config import LessonConfig
 from esper.simic.training import InterruptedRunError, RunFolder, Trainer, collect_round
-from esper.simic.training.rounds import RoundTally
+from esper.simic.training.world import RoundTally
 from tests.simic.training.runs import assert_same_run, events, final_weights, tiny_config
 
 

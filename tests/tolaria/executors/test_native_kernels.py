@@ -69,8 +69,8 @@ def run(build: Callable[[Builder], Value], x: Tensor, weights: Tensor, arriving:
     grad[here] = arriving.flatten(1).T.flatten().numpy()
     own, alphas, consts, spare = common
     native_kernels.backward(program.table, act, grad, own, slopes, alphas, consts, spare, BATCH)
-    back = grad[: x[0].numel() * BATCH]
-    made, back = (torch.from_numpy(part.copy()).view(-1, BATCH).T for part in (act[here], back))
+    parts = (act[here], grad[: x[0].numel() * BATCH])
+    made, back = (torch.from_numpy(part.copy()).view(-1, BATCH).T for part in parts)
     return made.reshape(arriving.shape), back.reshape(x.shape), torch.from_numpy(slopes)
 
 

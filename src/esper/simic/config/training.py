@@ -182,8 +182,8 @@ class WorldConfig(Group):
     stable_epochs: Count = 3
     """Stable epochs in a row after which a host counts as stable."""
 
-    executor: Literal["auto", "loop", "stacked"] = "auto"
-    """How hosts run: loop, stacked, or auto, which times both for a moment."""
+    executor: Literal["auto", "loop", "stacked", "native"] = "auto"
+    """How hosts run: loop, stacked, native, or auto, which times them briefly and takes the fastest."""
     workers: Count = 1
     """Processes that hosts are spread over, at least one for each task; 1: everything runs in this process."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -3,10 +3,9 @@
 from esper.simic.config import Phase, TrainingConfig
 from esper.simic.training.controller import LearnedController, load_controller
 from esper.simic.training.resuming import resumed_config
-from esper.simic.training.rounds import collect_round
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.setup import EnvRecipe, require_ready, settled
-from esper.simic.training.trainer import InterruptedRunError, RoundReport, Trainer, TrainingSummary
+from esper.simic.training.trainer import InterruptedRunError, RoundReport, Trainer, TrainingSummary, collect_round
 from esper.simic.training.world import GrowthWorld
 
 __all__ = [

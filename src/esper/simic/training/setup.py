@@ -23,6 +23,7 @@ from esper.tolaria import (
     Shard,
     TrackerSettings,
     choose_executor,
+    executor_names,
 )
 from esper.tolaria.compute import find_device
 
@@ -92,7 +93,9 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     compute = episode_settings(world).compute
     tasks = {*world.tasks, *(task for phase in world.curriculum for task in phase.tasks or ())}
     chosen = {choose_executor("auto", find_task(task), hosts, compute) for task in sorted(tasks)}
-    return replace(config, world=replace(world, executor="stacked" if chosen == {"stacked"} else "loop"))
+    # One for all tasks: the most general of what was chosen can run all of them.
+    executor = next(name for name in executor_names() if name in chosen)
+    return replace(config, world=replace(world, executor=executor))
 
 
 def require_ready(config: TrainingConfig) -> int:

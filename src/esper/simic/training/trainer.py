@@ -7,22 +7,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, EsperError, InputError
+from esper.leyline import (
+    HEAD_NAMES,
+    EsperError,
+    InputError,
+)
 from esper.nissa import Hub
 from esper.nissa.events import CheckpointSaved, LessonCompleted, RoundCompleted, RunStarted
 from esper.simic.agent.checkpoint import pack_checkpoint
 from esper.simic.agent.cloning import clone
+from esper.simic.agent.network import Policy
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.agent.types import Hidden, PPOUpdateMetrics
 from esper.simic.config import TrainingConfig
+from esper.simic.control.action_masks import move, move_masks
 from esper.simic.telemetry import Anomaly, Instruments
 from esper.simic.training.controller import LearnedController
 from esper.simic.training.resuming import load_newest
-from esper.simic.training.rounds import collect_round
 from esper.simic.training.run_folder import BASELINES, ROUND_FIELDS, RunFolder, RunState
 from esper.simic.training.setup import episode_settings, make_agent, require_known, require_ready
-from esper.simic.training.world import GrowthWorld
+from esper.simic.training.world import GrowthWorld, RoundTally, Transition
 from esper.tamiyo import Controller, make_controller, run_episodes
 from esper.tasks import find_task
 
@@ -270,3 +276,61 @@ class Trainer:
         learner = self.config.learner
         progress = self.state.round / self.config.rounds if learner.lr_schedule == "linear" else 0.0
         self.agent.set_learning_rate(learner.lr * (1 - (1 - _LAST_LR_FACTOR) * progress))
+
+
+def collect_round(
+    agent: PPOAgent,
+    world: GrowthWorld,
+    index: int,
+    check_interrupt: Callable[[], None] = lambda: None,
+    teacher: str | None = None,
+    *,
+    watch: bool = True,
+) -> RoundTally:
+    """Play one episode per host and store it; the statistics of the policy's normaliser stay as they are.
+
+    `check_interrupt` is called after every step, and may raise. With a `teacher` this is a lesson: what is stored as
+    actions is what the controller of that name would do; the agent either watches it play, or plays itself and is told.
+    """
+    policy = agent.policy
+    agent.buffer.clear()
+    observations, masks = world.reset(index, check_interrupt, lesson=teacher is not None)
+    hidden = policy.initial_hidden(world.num_envs)
+    running, tally = torch.ones(world.num_envs, dtype=torch.bool), RoundTally(world)
+    teachers = None if teacher is None else world.controllers(teacher)
+    while running.any():
+        # The world is on the CPU; policy and buffer are on the agent's device.
+        observations, masks = move(observations, agent.device), move_masks(masks, agent.device)
+        normalized = policy.normalized(observations)
+        decision = agent.act(normalized, masks, hidden)
+        played = decision.actions.cpu()
+        # A teacher's action is the label, whoever plays.
+        if teachers is not None:
+            decision = decision._replace(actions=world.decide(teachers))
+            played = decision.actions if watch else played
+        step = world.step(played)
+        agent.buffer.add_step(
+            normalized,
+            masks,
+            hidden,
+            decision,
+            step.rewards,
+            step.over,
+            step.truncated,
+            bootstrap_values=None if agent.config.horizon_is_terminal else _values_after(step, policy, decision.hidden),
+            raw_obs=observations,
+            active=running,
+        )
+        tally.add(played, step, running)
+        running = running & ~(step.over | step.dropped)
+        observations, masks, hidden = step.observations, step.masks, decision.hidden
+        check_interrupt()
+    agent.buffer.step_counts[tally.dropped] = 0  # nothing is learned from episodes that were lost
+    return tally
+
+
+def _values_after(step: Transition, policy: Policy, hidden: Hidden) -> Tensor | None:
+    """What the state after `step` is worth, if an episode was cut off there."""
+    if not step.truncated.any():
+        return None
+    return policy.value(policy.normalized(move(step.observations, policy.device)), hidden)

@@ -3,13 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from esper.kasmina import ActionMasks, SlotTable
-from esper.leyline import HEAD_NAMES, InputError, Severity, TelemetryEvent
+from esper.kasmina import ActionMasks, SlotTable, num_blueprints
+from esper.leyline import (
+    HEAD_NAMES,
+    SEED_EXPLODING_GRADIENT,
+    SEED_VANISHING_GRADIENT,
+    InputError,
+    Op,
+    Severity,
+    Stage,
+    TelemetryEvent,
+)
 from esper.nissa import Hub, MemorySink
 from esper.nissa.events import LESSON_ROUND
 from esper.simic.config import FIRST_LESSON, TrainingConfig
@@ -265,3 +274,81 @@ def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]
         pooled = world.workers > 1
         envs.append(WorkerPool(recipe, world.envs, workers, hub=hub) if pooled else recipe(Shard(0, world.envs), hub))
     return envs
+
+
+class RoundTally:
+    """The episodes of a round one by one: tensors `[N]`, NaN where an episode was dropped."""
+
+    def __init__(self, world: GrowthWorld) -> None:
+        self._by_task = world.by_task
+        self.ended: dict[str, Tensor] = {}
+        """What the last step of each episode tells of the whole."""
+        self.ops = torch.zeros(world.num_envs, len(Op))
+        self.returns = torch.zeros(world.num_envs)
+        self.components: dict[str, Tensor] = {}
+        """Named terms of the rewards, summed over each episode."""
+        self.dropped = torch.zeros(world.num_envs, dtype=torch.bool)
+        """Lost with their workers."""
+        self.seed_epochs = torch.zeros(num_blueprints() + 1, 4, dtype=torch.int64)
+        """`[B + 1, 4]`: per blueprint id, epochs of seeds with a measured gradient, with a vanishing and with an
+        exploding one, and with a measured contribution."""
+
+    def add(self, actions: Tensor, step: Transition, running: Tensor) -> None:
+        """Count one step, where an episode is running."""
+        # Sums over the episode.
+        self.ops[torch.arange(len(actions)), actions[:, -1]] += running
+        self.returns += torch.where(running, step.rewards, 0.0)
+        for name, term in step.components.items():
+            added = torch.where(running, term, 0.0)
+            self.components[name] = self.components.get(name, torch.zeros_like(added)) + added
+        # What the last step tells of the whole episode.
+        last = {
+            "val_score": step.score,
+            "objective": step.objective,
+            "twin_objective": step.twin_objective,
+            "price": step.price,
+            "added_params": step.table.added_params,
+            "kept": (step.table.stage == Stage.FOSSILIZED).sum(1),
+        }
+        ended = running & step.over
+        for name, values in last.items():
+            column = self.ended.setdefault(name, torch.full_like(self.returns, torch.nan))
+            column[ended] = values[ended].to(torch.float32)
+        self._count_seeds(step.table, running)
+        self.dropped |= running & step.dropped
+
+    def _count_seeds(self, table: SlotTable, running: Tensor) -> None:
+        norms, ids = table.seed_grad_norm.where(table.occupied, torch.nan)[running], table.blueprint[running]
+        kinds = (
+            norms.isfinite(),
+            norms < SEED_VANISHING_GRADIENT,
+            norms > SEED_EXPLODING_GRADIENT,
+            table.contribution[running].isfinite(),
+        )
+        self.seed_epochs.index_add_(0, ids.flatten(), torch.stack(kinds, -1).flatten(0, 1).long())
+
+    def means(self) -> dict[str, Any]:
+        """Means over the episodes that were not dropped, as `RoundCompleted` takes them."""
+        whole, ended = ~self.dropped, self.ended
+        gain = ended["objective"] - ended["twin_objective"]
+        ops = self.ops[whole].mean(0).tolist()
+        return {
+            "objective": {task: float(part.nanmean()) for task, part in self._by_task(ended["objective"]).items()},
+            "gain": {task: float(part.nanmean()) for task, part in self._by_task(gain).items()},
+            "ops": {op.name: ops[op] for op in Op},
+            "kept": float(ended["kept"].nanmean()),
+            "added_params": float(ended["added_params"].nanmean()),
+            "components": {name: float(term[whole].mean()) for name, term in self.components.items()},
+            "dropped": int(self.dropped.sum()),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The episodes one by one, as `EpisodeEnded` takes them."""
+        columns: dict[str, list[Any]] = {name: column.tolist() for name, column in self.ended.items()}
+        columns["task"] = [task for task, hosts in self._by_task(self.returns).items() for _ in hosts]
+        columns |= {"return_": self.returns.tolist(), "dropped": self.dropped.tolist()}
+        columns["ops"] = [{op.name: int(row[op]) for op in Op} for row in self.ops.tolist()]
+        terms = {name: term.tolist() for name, term in self.components.items()}
+        hosts = range(len(self.returns))
+        columns["components"] = [{name: term[host] for name, term in terms.items()} for host in hosts]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina import Catalogue, GraftedModel, Site, SlotTable, graft
 from esper.kasmina.merit import VARIANTS
@@ -127,6 +127,11 @@ def score_of(task: Task, loss: Tensor, accuracy: Tensor) -> Tensor:
     return accuracy if task.quality == "accuracy" else (1 - loss / task.guess_loss).clamp(0.0, 1.0)
 
 
+def flatten(module: nn.Module) -> Tensor:
+    """All parameters of a module in one row."""
+    return torch.cat([torch.empty(0), *(parameter.detach().flatten() for parameter in module.parameters())])
+
+
 def network_of(
     task: Task, dtype: torch.dtype, row: SlotTable, weights: Tensor, seeds: Mapping[int, Tensor]
 ) -> GraftedModel:
@@ -143,7 +148,7 @@ def network_of(
 
 
 @torch.no_grad()
-def _unflatten(modules: Sequence[torch.nn.Module], row: Tensor) -> None:
+def _unflatten(modules: Sequence[nn.Module], row: Tensor) -> None:
     parameters = [parameter for module in modules for parameter in module.parameters()]
     for parameter, piece in zip(parameters, row.split([p.numel() for p in parameters]), strict=True):
         parameter.copy_(piece.view_as(parameter))

@@ -180,7 +180,7 @@ _TIMED_BATCHES = 2
 _LOG = logging.getLogger(__name__)
 
 
-def executor_names() -> tuple[str, ...]:
+def executor_names() -> tuple[ExecutorName, ...]:
     return get_args(ExecutorName)
 
 

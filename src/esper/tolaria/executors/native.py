@@ -30,6 +30,7 @@ from esper.tolaria.executors.base import (
     Measurement,
     Streams,
     drawing_from,
+    flatten,
     learning_rate,
     network_of,
     score_of,
@@ -37,7 +38,6 @@ from esper.tolaria.executors.base import (
 from esper.tolaria.executors.native_hosts import HostPrograms, Planted, Variant
 from esper.tolaria.executors.native_kernels import Field
 from esper.tolaria.executors.native_program import Program
-from esper.tolaria.executors.rows import flatten
 
 Numbers = NDArray[Any]
 

@@ -25,7 +25,9 @@ import numpy as np
 from numba import njit
 
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
-compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(fastmath=_FAST, error_model="numpy", cache=True, nogil=True)
+compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
+    fastmath=_FAST, error_model="numpy", cache=True, nogil=True
+)
 
 _EPS = 1e-5
 """Of normalisations, as in torch."""

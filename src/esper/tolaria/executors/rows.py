@@ -57,7 +57,7 @@ from itertools import accumulate, pairwise
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.kasmina import SlotTable
 from esper.kasmina.torch_private import adamw_step, clip_factors, sgd_step
@@ -124,10 +124,6 @@ class AllRows:
         self.seeds.pop(key, None)
         if len(rows.owner):
             self.seeds = dict(sorted([*self.seeds.items(), (key, rows)]))
-
-
-def flatten(module: nn.Module) -> Tensor:
-    return torch.cat([torch.empty(0), *(parameter.detach().flatten() for parameter in module.parameters())])
 
 
 def views(matrix: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -230,18 +230,15 @@ class WorkerPool(Environment):
                 replies[worker] = self._workers[worker].receive(request)
             except WorkerError as error:
                 losses[worker] = error
-        self._pass_on_events(replies)
+        for worker, reply in replies.items():
+            numbered = self._hub.bind(first_host=self._shards[worker].first_host)
+            for event in reply.events:
+                numbered.emit(event)
         # Only now, or the replies of the others would be left in their pipes.
         for reply in replies.values():
             if reply.error is not None:
                 raise reply.error
         return {worker: reply.value for worker, reply in replies.items()}, losses
-
-    def _pass_on_events(self, replies: Mapping[int, Reply]) -> None:
-        for worker, reply in replies.items():
-            first = self._shards[worker].first_host
-            for event in reply.events:
-                self._hub.emit(replace(event, env_id=None if event.env_id is None else first + event.env_id))
 
 
 def _packed(make: EnvFactory) -> bytes:

@@ -105,7 +105,7 @@ class ShardWorker:
             value, error = self._do(request), None
         except Exception as raised:
             value, error = None, _sendable(raised)
-        return Reply(request.id, value, error, self._take_events())
+        return Reply(request.id, value, error, tuple(self._told.take()))
 
     def _do(self, request: Request) -> Any:
         # The table of commands; `Command` says what each takes and gives.
@@ -147,11 +147,6 @@ class ShardWorker:
 
     def _view(self) -> View:
         return View(self._hosts.observations, self._hosts.situation)
-
-    def _take_events(self) -> tuple[TelemetryEvent, ...]:
-        events = tuple(self._told.events)
-        self._told.events.clear()
-        return events
 
 
 def _sendable(error: Exception) -> Exception:
