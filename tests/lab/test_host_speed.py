@@ -12,5 +12,5 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 def test_a_case_without_time_is_skipped_and_named() -> None:
     report = bench_host_steps(replace(quick_settings(4), hosts=("mlp",), nums=(4,), case_seconds=0.0), no_progress)
-    assert report["host_steps_per_second"]["mlp"] == dict.fromkeys(("bare", "loop", "stacked", "native"), {})
+    assert report["host_steps_per_second"]["mlp"] == {name: {} for name in ("bare", "loop", "stacked", "native")}
     assert "4 x mlp was skipped" in report["notes"][0]
