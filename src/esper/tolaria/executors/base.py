@@ -213,7 +213,11 @@ class BatchStream:
 
     def take(self, count: int) -> Tensor:
         """The next `count` minibatches, `[count, B]`."""
-        return torch.stack([next(self) for _ in range(count)])
+        size = self._batch_size
+        if self._used + count * size > len(self._order):
+            return torch.stack([next(self) for _ in range(count)])
+        self._used += count * size
+        return self._order[self._used - count * size : self._used].view(count, size)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The pass under way and how far it has come; the generator is saved with its streams."""

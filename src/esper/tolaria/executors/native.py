@@ -132,7 +132,14 @@ class NativeExecutor:
         empty = torch.zeros(self.host_params, dtype=dtype).numpy()
         self._now = [_Host.fresh(empty, len(self.sites)) for _ in range(num_hosts)]
         self._good = list(self._now)
-        self._table = SlotTable.empty(num_hosts, len(self.sites))
+        self._take(SlotTable.empty(num_hosts, len(self.sites)))
+
+    def _take(self, table: SlotTable) -> None:
+        """Keep a table, and what every host needs of it in each pass."""
+        self._table = table
+        self._alpha = table.alpha.tolist()
+        self._blended = [tuple(row) for row in table.blended.tolist()]
+        self._isolated = [[slot for slot, apart in enumerate(row) if apart] for row in table.isolated.tolist()]
 
     def _arrays(self, split: Split) -> tuple[Numbers, Numbers]:
         """Samples as rows, and labels, for the kernels."""
@@ -149,7 +156,7 @@ class NativeExecutor:
             self._steps[index] = 0
         fresh = torch.zeros(self._num_hosts, dtype=torch.bool)
         fresh[list(hosts)] = True
-        self._table = SlotTable.empty(*self._table.shape).where(fresh, self._table)
+        self._take(SlotTable.empty(*self._table.shape).where(fresh, self._table))
 
     def follow(self, table: SlotTable) -> None:
         """Remove and plant seeds until what is planted is what the table says."""
@@ -157,7 +164,7 @@ class NativeExecutor:
         for index, wanted in enumerate(table.blueprint.tolist()):
             if tuple(wanted) != self._now[index].planted:
                 self._now[index] = self._replant(index, tuple(wanted), silent[index])
-        self._table = table
+        self._take(table)
 
     def _replant(self, index: int, wanted: Planted, silent: list[bool]) -> _Host:
         """The host with other seeds; what stays keeps its parameters and what the optimiser knows of them."""
@@ -183,19 +190,19 @@ class NativeExecutor:
     def train_epoch(self) -> EpochResult:
         count, how = self._task.batches_per_epoch, self._task.optimizer
         means, seed_norms = torch.zeros(self._num_hosts, 3), torch.zeros(self._num_hosts, len(self.sites))
+        rates = {start: self._rates(start) for start in set(self._steps)}
         with self._blas.limit(limits=1):
             for index, host in enumerate(self._now):
                 # Seeds in isolation learn from variants of the host that have them as a whole.
-                variants = tuple(map(Variant, self._isolated(index)))
-                program = self._programs.passes(host.planted, self._blended(index), variants, train=True)
+                variants = tuple(map(Variant, self._isolated[index]))
+                program = self._programs.passes(host.planted, self._blended[index], variants, train=True)
                 batches = self._batches[index].take(count).numpy()
-                start, total = self._steps[index], self._length * count
-                rates = np.array([learning_rate(how, start + step, count, total) for step in range(count)])
                 results = np.zeros((count, 2 + len(host.steps)))
                 native_kernels.train_epoch(
                     program.table, *self._data, batches,
                     host.weights, host.first, host.second, host.steps, np.array(self._programs.units(host.planted)),
-                    rates, how.seed_lr_scale, self._alphas(index, [1.0] * len(variants)), program.consts,
+                    rates[self._steps[index]], how.seed_lr_scale,
+                    self._alphas(index, [1.0] * len(variants)), program.consts,
                     *self._room(program, batches.shape[1], len(host.weights)),
                     how.clip_norm, how.weight_decay, how.momentum, how.name == "adamw", results,
                 )  # fmt: skip
@@ -205,14 +212,20 @@ class NativeExecutor:
         loss, accuracy, host_norm = means.unbind(1)
         return EpochResult(loss, score_of(self._task, loss, accuracy), host_norm, seed_norms)
 
+    def _rates(self, start: int) -> Numbers:
+        """The learning rates of the epoch that begins with step `start`."""
+        count, how = self._task.batches_per_epoch, self._task.optimizer
+        steps = range(start, start + count)
+        return np.array([learning_rate(how, step, count, self._length * count) for step in steps])
+
     def measure(self, split: Split, *, what_if: bool = False, trials: Tensor | None = None) -> Measurement:
         """Validate all hosts, with and without each blended seed, sharing what lies before its slot."""
         result = torch.full((5, self._num_hosts, len(self.sites)), NOT_MEASURED)
         data = self._arrays(split)
         with self._blas.limit(limits=1):
             for index in range(self._num_hosts):
-                blended = [slot for slot, is_in in enumerate(self._blended(index)) if is_in]
-                whole = self._isolated(index) if what_if else []
+                blended = [slot for slot, is_in in enumerate(self._blended[index]) if is_in]
+                whole = self._isolated[index] if what_if else []
                 tried = {} if trials is None else {slot: a for slot, a in enumerate(trials[index].tolist()) if a == a}
                 # The network as it is, and one variant for each seed whose alpha is another.
                 variants = [*(Variant(slot, with_seed=False) for slot in blended), *map(Variant, (*whole, *tried))]
@@ -230,7 +243,7 @@ class NativeExecutor:
     ) -> tuple[Tensor, Tensor]:
         """Loss and score of a host and of its variants, `[1 + V]`."""
         host = self._now[index]
-        program = self._programs.passes(host.planted, self._blended(index), variants, train=False)
+        program = self._programs.passes(host.planted, self._blended[index], variants, train=False)
         losses, rights = np.zeros(1 + len(variants)), np.zeros(1 + len(variants), np.int64)
         act, grad, _, spare = self._room(program, _CHUNK, 0)
         native_kernels.validate(
@@ -250,7 +263,7 @@ class NativeExecutor:
     def _merit_of(self, index: int) -> Tensor:
         """`[S, B]`, from gradients at slots and of the parameters of would-be seeds."""
         host, rows = self._now[index], self._batches[index].latest[:MERIT_SAMPLES].numpy()
-        program = self._programs.merit(host.planted, self._blended(index))
+        program = self._programs.merit(host.planted, self._blended[index])
         weights = np.concatenate([host.weights, self._programs.would_be_weights(self._streams[index].variant)])
         act, grad, slopes, spare = self._room(program.whole, len(rows), len(weights))
         native_kernels.probe(
@@ -270,7 +283,7 @@ class NativeExecutor:
     def restore(self, hosts: Tensor, table: SlotTable) -> None:
         for index in hosts.nonzero().flatten().tolist():
             self._now[index] = self._good[index].copy()
-        self._table = table
+        self._take(table)
 
     def network(self, host: int) -> GraftedModel:
         mine = self._now[host]
@@ -297,21 +310,14 @@ class NativeExecutor:
             self._streams[index].load_state_dict(state["streams"][index])
             self._batches[index] = self._batch_stream(self._streams[index])
             self._batches[index].load_state_dict(state["batches"][index])
-        self._steps, self._table = list(state["steps"]), table
+        self._steps = list(state["steps"])
+        self._take(table)
 
     def _batch_stream(self, streams: Streams) -> BatchStream:
         return BatchStream(len(self._data[1]), self._task.batch_size, streams.shuffle)
 
-    def _blended(self, index: int) -> tuple[bool, ...]:
-        return tuple(self._table.blended[index].tolist())
-
-    def _isolated(self, index: int) -> list[int]:
-        """The slots whose seeds are in isolation."""
-        return self._table.isolated[index].nonzero().flatten().tolist()
-
     def _alphas(self, index: int, of_variants: Sequence[float]) -> Numbers:
-        alphas = torch.tensor([*self._table.alpha[index].tolist(), *of_variants], dtype=self._dtype)
-        return alphas.numpy()
+        return np.array([*self._alpha[index], *of_variants], self._data[0].dtype)
 
     def _room(self, program: Program, size: int, parameters: int) -> tuple[Numbers, ...]:
         """Memory for a pass of `size` samples: values, gradients, gradients of parameters, and some to spare.

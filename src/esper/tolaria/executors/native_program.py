@@ -22,7 +22,8 @@ from esper.tolaria.executors.native_kernels import Code, Field
 
 _VIEWS = ("flatten", "unsqueeze", "contiguous", "reshape", "view")
 """They keep the order of a sample's numbers, so rows stay where they are."""
-_PLACES = [Field.SRC, Field.DST, Field.OTHER]
+_PLACES = slice(Field.SRC, Field.OTHER + 1)
+_PARAMETERS = slice(Field.WEIGHT, Field.BIAS + 1)
 _EPS = 1e-5
 """The epsilon of normalisations that the kernels use: torch's default."""
 
@@ -55,8 +56,12 @@ class Recording:
     """A module as lines of a program."""
 
     lines: NDArray[np.int64]
-    given: NDArray[np.bool_]
-    """`[lines, 3]`: which of the places SRC, DST and OTHER are counted from what the module is given."""
+    given: NDArray[np.int64]
+    """`[lines, 3]`, 0 or 1: which of the places SRC, DST and OTHER are counted from what the module is given."""
+    owned: NDArray[np.int64]
+    """`[lines, 2]`, 0 or 1: whether there are a WEIGHT and a BIAS."""
+    inner: NDArray[np.int64]
+    """`[lines]`: SENDS if no gradient goes back to what the module is given."""
     rows: int
     """Of the module's own memory."""
     result: Value
@@ -206,8 +211,11 @@ def record(module: nn.Module, shape: Sequence[int]) -> Recording:
     with torch.no_grad(), _Recorder(module, example) as recorder:
         result = module(example)
     lines = np.array(recorder.lines, np.int64).reshape(-1, len(Field))
-    given = np.array(recorder.given, bool).reshape(-1, len(_PLACES))
-    return Recording(lines, given, recorder.rows, recorder.find(result), recorder.spare, recorder.spare_fixed)
+    given = np.array(recorder.given, np.int64).reshape(-1, 3)
+    owned = (lines[:, _PARAMETERS] >= 0).astype(np.int64)
+    inner = (1 - given[:, 0]) + 2 * (1 - given[:, 2])
+    found = recorder.find(result)
+    return Recording(lines, given, owned, inner, recorder.rows, found, recorder.spare, recorder.spare_fixed)
 
 
 def line_of(code: Code, src: Value, dst: Value, other: Value | None = None, **fields: int) -> NDArray[np.int64]:
@@ -268,12 +276,10 @@ class Builder:
     def add(self, recording: Recording, src: Value, parameters: int, *, learns: bool, sends: bool) -> Value:
         """Run a module on `src`; its parameters begin at `parameters`. Returns what it returns."""
         lines, first = recording.lines.copy(), self.rows
-        lines[:, _PLACES] += np.where(recording.given, src.row, first)
-        for name in (Field.WEIGHT, Field.BIAS):
-            lines[:, name] += np.where(lines[:, name] < 0, 0, parameters)
+        lines[:, _PLACES] += first + (src.row - first) * recording.given
+        lines[:, _PARAMETERS] += parameters * recording.owned
         # What is inside of the module always gets its gradient, what it was given only if asked for.
-        back = ~recording.given | sends
-        lines[:, Field.LEARNS], lines[:, Field.SENDS] = learns, back[:, 0] + 2 * back[:, 2]
+        lines[:, Field.LEARNS], lines[:, Field.SENDS] = learns, 3 if sends else recording.inner
         self.tables.append(lines)
         self.rows += recording.rows
         self.spare, self.spare_fixed = max(self.spare, recording.spare), max(self.spare_fixed, recording.spare_fixed)
