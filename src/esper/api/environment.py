@@ -9,9 +9,9 @@ from esper.kasmina import UNLIMITED
 from esper.leyline import DEFAULT_PRICE, InputError
 from esper.nissa import Hub
 from esper.simic.config.reward import RewardConfig
-from esper.simic.training import EnvRecipe
+from esper.simic.training import EnvRecipe, make_pool
 from esper.tasks import Task, find_task
-from esper.tolaria import ComputeSettings, Environment, EpisodeSettings, GrowthEnv, Shard, WorkerPool, choose_executor
+from esper.tolaria import ComputeSettings, Environment, EpisodeSettings, GrowthEnv, Shard, choose_executor
 
 
 @overload
@@ -95,7 +95,7 @@ def make_env(
     # Settled here, so that all workers agree; and what is wrong with the data is told before any of them starts.
     settled = choose_executor(executor, chosen, math.ceil(envs / workers), settings.compute)
     chosen.splits()
-    return WorkerPool(EnvRecipe(_sendable(chosen), settings, seed, settled, reward), envs, workers, seed, hub=hub)
+    return make_pool(EnvRecipe(_sendable(chosen), settings, seed, settled, reward), envs, workers, seed, hub=hub)
 
 
 def _sendable(task: Task) -> Task | str:

@@ -23,6 +23,7 @@ from esper.tasks.registry import (
     task_family,
     task_names,
 )
+from esper.tasks.sharing import SharedData
 
 __all__ = [
     "SETS",
@@ -30,6 +31,7 @@ __all__ = [
     "Loader",
     "OptimizerSettings",
     "RateSchedule",
+    "SharedData",
     "Split",
     "Splits",
     "Task",

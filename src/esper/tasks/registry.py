@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +37,9 @@ class Splits:
     train: Split
     val: Split
     test: Split
+
+    def parts(self) -> tuple[Split, ...]:
+        return self.train, self.val, self.test
 
 
 def check_split(what: str, x: Tensor, y: Tensor, classes: int) -> None:
@@ -162,7 +164,9 @@ class Task:
 
     def splits(self) -> Splits:
         """The data, loaded and checked once per process and shared by all hosts."""
-        splits = _load_once(self.load)
+        if self.load not in _LOADED:
+            _LOADED[self.load] = self.load()
+        splits = _LOADED[self.load]
         if (self.load, self.classes) not in _CHECKED:
             for name in ("train", "val", "test"):
                 part = getattr(splits, name)
@@ -191,6 +195,7 @@ _REGISTRY: dict[str, Task] = {}
 _FAMILIES: dict[str, TaskFamily] = {}
 _RESOLVED: dict[str, Task] = {}
 """Tasks of families that were asked for, by canonical name, so that their data is loaded once."""
+_LOADED: dict[Loader, Splits] = {}
 _CHECKED: set[tuple[Loader, int]] = set()
 """Loaders whose data was found in order for that many classes."""
 
@@ -242,6 +247,7 @@ def find_task(name: str) -> Task:
     return _REGISTRY.get(made.name) or _RESOLVED.setdefault(made.name, made)
 
 
-@cache
-def _load_once(load: Loader) -> Splits:
-    return load()
+def set_splits(task: Task, splits: Splits) -> None:
+    """Let `splits`, which another process has loaded and checked, be the data of `task` in this one."""
+    _LOADED[task.load] = splits
+    _CHECKED.add((task.load, task.classes))

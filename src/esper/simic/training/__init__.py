@@ -4,7 +4,7 @@ from esper.simic.config import Phase, TrainingConfig
 from esper.simic.training.controller import LearnedController, load_controller
 from esper.simic.training.resuming import resumed_config
 from esper.simic.training.run_folder import RunFolder
-from esper.simic.training.setup import EnvRecipe, require_ready, settled
+from esper.simic.training.setup import EnvRecipe, make_pool, require_ready, settled
 from esper.simic.training.trainer import InterruptedRunError, RoundReport, Trainer, TrainingSummary, collect_round
 from esper.simic.training.world import GrowthWorld
 
@@ -21,6 +21,7 @@ __all__ = [
     "TrainingSummary",
     "collect_round",
     "load_controller",
+    "make_pool",
     "require_ready",
     "resumed_config",
     "settled",

@@ -1,6 +1,7 @@
 """What a run is made of: hosts, in a form that can be sent to workers, and the agent; checked before it begins."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,7 +15,7 @@ from esper.simic.config.reward import RewardConfig
 from esper.simic.control import observation_width, signals_to_features
 from esper.simic.rewards import make_reward
 from esper.tamiyo import controller_names
-from esper.tasks import Task, find_task
+from esper.tasks import SharedData, Task, find_task
 from esper.tolaria import (
     ComputeSettings,
     EpisodeSettings,
@@ -22,6 +23,7 @@ from esper.tolaria import (
     Population,
     Shard,
     TrackerSettings,
+    WorkerPool,
     choose_executor,
     executor_names,
 )
@@ -39,6 +41,8 @@ class EnvRecipe:
     reward: RewardConfig | None
     catalogue: dict[str, list[str]] = field(default_factory=catalogue_names)
     """The blueprints where the recipe was made; a worker has to know the same."""
+    data: SharedData | None = None
+    """The task's data, for workers, if they need not load it themselves."""
 
     def __call__(self, shard: Shard, hub: Hub) -> GrowthEnv:
         """The hosts of `shard`."""
@@ -48,9 +52,19 @@ class EnvRecipe:
                 "script or of a module that it imports, where workers register them too"
             )
         task = find_task(self.task) if isinstance(self.task, str) else self.task
+        if self.data is not None:
+            self.data.adopt(task)
         population = Population(task, shard.num_hosts, self.settings, executor=self.executor, hub=hub)
         reward = make_reward(self.reward, hub)
         return GrowthEnv(population, signals_to_features, reward, self.seed, first_host=shard.first_host)
+
+
+def make_pool(recipe: EnvRecipe, num_hosts: int, workers: int, seed: int = 0, *, hub: Hub | None = None) -> WorkerPool:
+    """The hosts of a recipe in workers, all of which read one copy of the data."""
+    task = find_task(recipe.task) if isinstance(recipe.task, str) else recipe.task
+    with suppress(OSError):  # where no file can be written, each worker loads the data
+        recipe = replace(recipe, data=SharedData(task))
+    return WorkerPool(recipe, num_hosts, workers, seed, hub=hub)
 
 
 def episode_settings(world: WorldConfig) -> EpisodeSettings:

@@ -23,10 +23,10 @@ from esper.nissa import Hub, MemorySink
 from esper.nissa.events import LESSON_ROUND
 from esper.simic.config import FIRST_LESSON, TrainingConfig
 from esper.simic.control import Masks
-from esper.simic.training.setup import EnvRecipe, episode_settings
+from esper.simic.training.setup import EnvRecipe, episode_settings, make_pool
 from esper.tamiyo import Controller, make_controller
 from esper.tasks import find_task
-from esper.tolaria import Environment, Shard, Situation, Step, WorkerPool, episode_seed
+from esper.tolaria import Environment, Shard, Situation, Step, episode_seed
 from esper.tolaria.records import join
 
 
@@ -272,7 +272,7 @@ def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]
     for task, hub in zip(world.tasks, hubs, strict=True):
         recipe = EnvRecipe(task, episode_settings(world), config.seed, world.executor, config.reward)
         pooled = world.workers > 1
-        envs.append(WorkerPool(recipe, world.envs, workers, hub=hub) if pooled else recipe(Shard(0, world.envs), hub))
+        envs.append(make_pool(recipe, world.envs, workers, hub=hub) if pooled else recipe(Shard(0, world.envs), hub))
     return envs
 
 

@@ -48,6 +48,7 @@ class WorkerPool(Environment):
         if not 1 <= workers <= num_hosts:
             raise InputError(f"workers must be 1 to the number of hosts, {num_hosts}; got {workers}")
         super().__init__(num_hosts, seed)
+        self._make = make  # what it owns lives as long as the workers, which may read it
         self._factory = _packed(make)
         self._hub = hub or Hub()
         self._timeout = timeout
