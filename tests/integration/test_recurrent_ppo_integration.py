@@ -12,7 +12,7 @@ from esper_lab.trials import MEMORY_OPTIONS, MEMORY_TASKS, agent_for, cartpole_t
 from esper_lab.worlds import ToyStep, one_head
 
 # Rows of 128 steps hold parts of longer episodes, which go on from a stored state; four epochs of that are warned of.
-stored_states = pytest.mark.filterwarnings("ignore:n_epochs=4 is elevated:RuntimeWarning")
+stored_states = pytest.mark.filterwarnings("ignore:epochs=4 is elevated:RuntimeWarning")
 
 
 class Recall:

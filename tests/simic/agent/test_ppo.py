@@ -138,7 +138,7 @@ def test_impossible_options_are_refused(options: dict[str, object]) -> None:
 
 
 def test_more_epochs_than_four_are_capped_with_a_warning() -> None:
-    with pytest.warns(RuntimeWarning, match=r"n_epochs=10 is capped"):
+    with pytest.warns(RuntimeWarning, match=r"epochs=10 is capped"):
         assert make_agent(epochs=10).epochs == 4
 
 
@@ -147,7 +147,7 @@ def test_many_epochs_warn_only_where_sequences_start_from_a_stored_state() -> No
     aligned.update()
     stored = agent_with_round(epochs=3, target_kl=None)
     stored.buffer.hidden_h[:, 0] = 1.0
-    with pytest.warns(RuntimeWarning, match=r"n_epochs=3 is elevated"):
+    with pytest.warns(RuntimeWarning, match=r"epochs=3 is elevated"):
         stored.update()
 
 

@@ -8,7 +8,7 @@ import torch
 
 from esper.leyline import InputError
 from esper.tolaria import Population
-from esper.tolaria.executors import choice, choose_executor, native_hosts
+from esper.tolaria.executors import choice, choose_executor, native, native_hosts
 from esper.tolaria.executors.native import NativeExecutor
 from tests.worlds import host_task
 
@@ -32,10 +32,21 @@ def test_without_numba_another_executor_is_chosen_and_that_is_told(
     assert "'native' does not work here" in caplog.text
 
 
+def test_where_compiled_code_cannot_be_kept_that_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.dtype) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(native, "compile_kernels", fail)
+    with pytest.raises(InputError, match=r"the executor 'native' does not work here: .*No space left on device"):
+        Population(host_task("conv1d"), 2, executor="native")
+
+
 def test_a_host_beyond_the_memory_of_a_pass_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_hosts, "_MOST_ROWS", 10)
-    with pytest.raises(InputError, match="'native' holds 10 rows of a pass; this host needs"):
-        Population(host_task("conv1d"), 2, executor="native").start([0, 1])
+    with pytest.raises(InputError, match="'native' has no room for hosts as large as this; use 'stacked' or 'loop'"):
+        Population(host_task("conv1d"), 2, executor="native")
+    monkeypatch.setattr(choice, "_FASTEST", {})
+    assert choose_executor("auto", host_task("conv1d"), 2) in ("loop", "stacked")
 
 
 def test_seeds_that_stay_keep_their_parameters_and_moments_when_others_come_and_go() -> None:

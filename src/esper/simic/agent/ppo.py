@@ -369,7 +369,7 @@ class PPOAgent:
 def _capped(epochs: int) -> int:
     if epochs > RECURRENT_EPOCHS_CAP:
         warnings.warn(
-            f"n_epochs={epochs} is capped at {RECURRENT_EPOCHS_CAP}: more reuse of a round only overfits it",
+            f"epochs={epochs} is capped at {RECURRENT_EPOCHS_CAP}: more reuse of a round only overfits it",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -380,7 +380,7 @@ def _warn_of_stored_states(epochs: int, hidden: Hidden) -> None:
     """Warn of many passes over sequences of which some start from a state other than zeros."""
     if epochs > RECURRENT_EPOCHS_WARNING and any(state.any() for state in hidden):
         warnings.warn(
-            f"n_epochs={epochs} is elevated for sequences that start from a stored state: later epochs replay "
+            f"epochs={epochs} is elevated for sequences that start from a stored state: later epochs replay "
             "them from a state that the changed network would not have reached",
             RuntimeWarning,
             stacklevel=4,

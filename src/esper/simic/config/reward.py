@@ -67,13 +67,13 @@ class ChecksConfig(_Checked):
     """When a seed looks as if it were gaming its credit; checked in every family."""
 
     ransomware_contribution: float = 2.0
-    """Points: a seed that contributes more than this ..."""
+    """Contribution in points above which a seed is suspected if the network became worse by `ransomware_harm`."""
     ransomware_harm: float = 1.0
-    """... while the network has lost more points than this since it was germinated made itself needed."""
+    """Points that the network must have lost since a seed germinated for it to be suspected of making itself needed."""
     hacking_contribution: float = 2.0
-    """Points: a seed that contributes more than this ..."""
+    """Contribution in points above which a seed is suspected if it is `hacking_ratio` times the total improvement."""
     hacking_ratio: float = 5.0
-    """... and more than so many times what the whole network has gained is credited with too much."""
+    """Ratio of contribution to total improvement above which a seed is suspected of being credited with too much."""
     improvement_safe_threshold: float = 0.1
     """Points: a ratio to the total improvement is formed only above this."""
     penalty: float = 0.0
@@ -93,21 +93,21 @@ class ContributionConfig(_Checked):
     ransomware_factor: float = 0.5
     """A seed that made itself needed is charged so many times what it seems to contribute."""
     ratio_limit: float = 3.0
-    """A contribution above so many times the total improvement is charged ..."""
+    """Ratio of contribution to total improvement above which a seed is charged."""
     ratio_weight: float = 0.5
-    """... this much for each unit of the ratio above the limit ..."""
+    """Charge for each unit by which that ratio exceeds `ratio_limit`."""
     ratio_cap: float = 5.0
-    """... and at most this much per seed."""
+    """Most that one seed is charged for its ratio."""
     fossilize_bonus: float = 1.0
     """Paid for keeping a seed, times its contribution if that is positive."""
     legitimacy_epochs: int = 2
     """Epochs in HOLDING after which keeping a seed earns the whole bonus."""
     germinate_cost: float = 0.2
-    """Cost of the op."""
+    """Cost of germinating a seed."""
     fossilize_cost: float = 0.1
-    """Cost of the op."""
+    """Cost of keeping a seed for good."""
     cull_cost: float = 0.1
-    """Cost of the op."""
+    """Cost of culling a seed."""
     holding_start: int = 2
     """Epoch in HOLDING from which indecision is charged."""
     holding_penalty: float = 1.0
@@ -117,9 +117,9 @@ class ContributionConfig(_Checked):
     holding_cap: float = 10.0
     """Most that one epoch of indecision is charged."""
     cull_weight: float = 0.1
-    """Culling pays this times the points that the seed took away, and charges as much for what it gave ..."""
+    """Culling pays this times the points that the seed took away, and charges as much for those that it gave."""
     cull_bound: float = 1.0
-    """... within this bound either way."""
+    """Most that culling one seed pays or charges."""
     rent_weight: float = 1.0
     """Of the rent, which is charged in every step."""
     end_weight: float = 0.1
@@ -209,6 +209,7 @@ class RewardConfig(_Checked):
     """The family and all that it may need."""
 
     family: RewardFamily = RewardFamily.OBJECTIVE
+    """What is paid for: the objective in each step, contributions of seeds, the end alone, or the fall of the loss."""
     gamma: float = DEFAULT_GAMMA
     """Discount of the shaping; it must be that of the learner (`check_learner`)."""
     scale: float = 1.0

@@ -102,7 +102,7 @@ class LearnerConfig(Group):
     scale_values: bool = True
     """Whether value targets are divided by a running scale of the returns."""
     value_memory: Number = 0
-    """Past rounds that values are fitted to once more after every update, which averages the luck of episodes out."""
+    """Past rounds that values are fitted to again after every update, which averages out the noise of episodes."""
     op_bias: Annotated[tuple[float, float, float, float], Range(-10, 10, "[]")] = (0.5, 0.0, 1.0, -2.0)
     """Initial logits of WAIT, GERMINATE, FOSSILIZE and CULL, also the prior of label smoothing in behaviour cloning. A
     random policy that culls what it has just planted learns nothing about planting, so a new policy mostly keeps."""
@@ -191,7 +191,7 @@ class WorldConfig(Group):
     compile_hosts: bool = False
     """Whether the passes of hosts are compiled, which pays for large hosts; needs the executor loop."""
     host_devices: tuple[str, ...] = ("cpu",)
-    """Where hosts train, shared out over these devices; all but the CPU alone needs the executor loop."""
+    """Devices that hosts are spread over; anything but the CPU alone needs the executor loop."""
 
     def __post_init__(self) -> None:
         Group.__post_init__(self)

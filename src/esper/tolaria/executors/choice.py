@@ -169,8 +169,10 @@ Maker = Callable[[Task, int, int, torch.dtype], Executor]
 def _make_native(task: Task, num_hosts: int, episode_length: int, dtype: torch.dtype) -> Executor:
     """Imported when it is asked for: numba takes a moment to import, and the kernels to compile."""
     try:
-        from esper.tolaria.executors.native import NativeExecutor
-    except (ImportError, RuntimeError, OSError) as error:  # numba is missing, or has no folder for what it compiles
+        from esper.tolaria.executors.native import NativeExecutor, compile_kernels
+
+        compile_kernels(dtype)
+    except (ImportError, RuntimeError, OSError) as error:  # no numba, or no folder or space for what it compiles
         raise InputError(f"the executor 'native' does not work here: {first_line(error)}") from error
     return NativeExecutor(task, num_hosts, episode_length, dtype)
 

@@ -84,7 +84,7 @@ class _Host:
 
 
 @cache
-def _compile(dtype: torch.dtype) -> None:
+def compile_kernels(dtype: torch.dtype) -> None:
     """Compile the kernels for this number format, or load them from numba's cache; once for a process."""
     timer = threading.Timer(_QUIET_SECONDS, _LOG.warning, ["compiling the executor 'native', once on this machine ..."])
     timer.start()
@@ -109,7 +109,7 @@ class NativeExecutor:
 
     def __init__(self, task: Task, num_hosts: int, episode_length: int, dtype: torch.dtype = torch.float32) -> None:
         self._task, self._num_hosts, self._length, self._dtype = task, num_hosts, episode_length, dtype
-        _compile(dtype)
+        compile_kernels(dtype)
         splits = task.splits()
         if not splits.train.x.is_floating_point() or splits.train.y.ndim > 1:
             raise InputError("the executor 'native' trains hosts over series and features; use 'stacked' or 'loop'")

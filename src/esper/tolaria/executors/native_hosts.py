@@ -18,8 +18,8 @@ from esper.tolaria.executors.native_program import Builder, Program, Recording, 
 Planted = tuple[int, ...]
 """By slot: the blueprint id of its seed, or 0."""
 
-_MOST_ROWS = 1 << 20
-"""Of the memory of a pass: a host that needs more has large products, and is as well off with `loop`."""
+_MOST_ROWS = 1 << 23
+"""Of the memory of a pass with a seed in every slot: 4 GB in single precision for 64 samples and their gradients."""
 
 
 _KEPT = 1024
@@ -89,6 +89,7 @@ class HostPrograms:
         self._starts, self.host_params = starts[:-1], starts[-1]
         fitting = catalogue.fits.nonzero().tolist()
         self._kinds = {(slot, index + 1): self._record_kind(slot, index + 1) for slot, index in fitting}
+        self._check_room()
         self._would_be = {
             (slot, kind.id): kind
             for slot, site in enumerate(sites)
@@ -98,6 +99,16 @@ class HostPrograms:
         self.passes = lru_cache(_KEPT)(self._make_passes)
         self.merit = lru_cache(_KEPT)(self._make_merit)
         self.would_be_weights = cache(self._flatten_would_be)
+
+    def _check_room(self) -> None:
+        """Refuse a host now that might need more memory later, when all slots are full and all seeds are measured."""
+        slots = range(len(self._sites))
+        seeds = [
+            max([0, *(kind.recording.rows for key, kind in self._kinds.items() if key[0] == slot)]) for slot in slots
+        ]
+        rows = sum(part.recording.rows for part in self._parts) + sum(seeds)
+        if (1 + 2 * len(slots)) * rows > _MOST_ROWS:
+            raise InputError("the executor 'native' has no room for hosts as large as this; use 'stacked' or 'loop'")
 
     def _record_parts(self, host: Host) -> list[_Part]:
         shape, parts = self._sample, []
@@ -133,13 +144,13 @@ class HostPrograms:
         trunk = self._run_trunk(builder, planted, blended, {v.slot for v in variants if v.with_seed}, train=train)
         for number, variant in enumerate(variants):
             self._run_variant(builder, trunk, variant, number)
-        return _checked(builder.build())
+        return builder.build()
 
     def _make_merit(self, planted: Planted, blended: tuple[bool, ...]) -> MeritProgram:
         """The host as it is, and every kind that connects in every free slot; alphas are those of all slots."""
         builder = Builder(self._sample, self._dtype)
         trunk = self._run_trunk(builder, planted, blended, set(), train=True)
-        cut, first, learning = len(builder.build().table), self.units(planted)[-1], {}
+        cut, first, learning = sum(map(len, builder.tables)), self.units(planted)[-1], {}
         for (slot, blueprint), kind in self._would_be.items():
             part = self._kinds[slot, blueprint]
             if not planted[slot]:
@@ -150,7 +161,7 @@ class HostPrograms:
             first += part.size
         ends = [trunk.behind[slot] for slot in range(len(self._sites))]
         behind = [(value.row, value.row + value.rows) for value in ends]
-        return MeritProgram(_checked(builder.build()), cut, learning, behind)
+        return MeritProgram(builder.build(), cut, learning, behind)
 
     def _learning(self, slot: int, kind: Blueprint, first: int) -> list[slice]:
         seed = self._seeds.find(self._sites[slot], kind, 0, (torch.device("cpu"), self._dtype))
@@ -215,9 +226,3 @@ class HostPrograms:
 
 def _size(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _checked(program: Program) -> Program:
-    if program.rows > _MOST_ROWS:
-        raise InputError(f"the executor 'native' holds {_MOST_ROWS:,} rows of a pass; this host needs {program.rows:,}")
-    return program

@@ -110,7 +110,7 @@ def _exp(x):
     p = 1.0 + v * (1.0 + v * (1 / 2 + v * (1 / 6 + v * (1 / 24 + v * (1 / 120 + v * (1 / 720 + v / 5040))))))
     for _ in range(10):
         p *= p
-    return p if x == x else np.float64(x)
+    return p
 
 
 @compiled
