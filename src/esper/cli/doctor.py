@@ -51,7 +51,7 @@ class Doctor:
 
 
 def examine() -> list[Check]:
-    return [_python(), _torch(), _growth(), _device(), _threads(), _disk(), _extras()]
+    return [_python(), _torch(), _growth(), _native(), _device(), _threads(), _disk(), _extras()]
 
 
 def _judge(what: str, found: str, ok: bool, advice: str) -> Check:
@@ -83,6 +83,17 @@ def _growth() -> Check:
     model(torch.randn(2, 40)).sum().backward()
     grew = bool(model.seed_gradient_norms()[0, 0] > 0)
     return _judge("growing", "a seed learns" if grew else "a seed gets no gradient", grew, "reinstall torch")
+
+
+def _native() -> Check:
+    """Whether hosts can run compiled; where they cannot, other executors do, so nothing is wrong."""
+    from esper.leyline import first_line
+
+    try:
+        import esper.tolaria.executors.native  # noqa: F401
+    except (ImportError, RuntimeError, OSError) as error:
+        return Check("native hosts", first_line(error), advice="hosts train up to ten times slower; reinstall numba")
+    return Check("native hosts", f"numba {version('numba')}")
 
 
 def _device() -> Check:
