@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.leyline import InputError
+from esper.tasks import Task
 from esper.tolaria import Population
 from esper.tolaria.executors import choice, choose_executor, native, native_hosts
 from esper.tolaria.executors.native import NativeExecutor
@@ -15,9 +16,17 @@ from tests.worlds import host_task
 WAIT = torch.zeros(3, 4, dtype=torch.int64)
 
 
-def test_many_small_hosts_run_natively_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_of_all_executors_that_can_run_a_host_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, real = {"loop": 3.0, "stacked": 2.0, "native": 1.0}, choice._time
+
+    def time_of(kind: str, task: Task, num_hosts: int) -> float:
+        real(kind, task, num_hosts)  # or raises that it cannot
+        return times[kind]
+
     monkeypatch.setattr(choice, "_FASTEST", {})
-    assert choose_executor("auto", host_task("conv1d"), 16) == "native"
+    monkeypatch.setattr(choice, "_time", time_of)
+    assert choose_executor("auto", host_task("conv1d"), 4) == "native"
+    assert choose_executor("auto", host_task("conv2d"), 4) == "stacked"
 
 
 def test_without_numba_another_executor_is_chosen_and_that_is_told(
