@@ -11,10 +11,11 @@ import pytest
 
 import esper
 from esper.cli.main import main
-from esper.karn.sql import VIEWS, open_run, query
+from esper.karn.sql import VIEWS, open_run
 from esper.leyline import InputError
 from esper.nissa import JsonLinesSink
 from esper.nissa.events import EpisodeStarted, RunStarted
+from tests.karn.queries import query
 from tests.simic.training.runs import tiny_config
 from tests.worlds import TINY
 
@@ -28,25 +29,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_has_rows(view: str, run: Path) -> None:
-    assert query(run, f"select * from {view}").rows
+    assert query(run, f"select * from {view}")
 
 
 def test_views_hold_what_the_run_reported(run: Path) -> None:
     history = json.loads((run / "summary.json").read_text())["history"]
-    rounds = query(run, "select round, task, objective, germinated from rounds order by round").rows
+    rounds = query(run, "select round, task, objective, germinated from rounds order by round")
     assert rounds == [(entry["round"], TINY, entry["objective"][TINY], entry["ops"]["GERMINATE"]) for entry in history]
-    assert query(run, "select count(*), count(distinct host) from episodes").rows == [(8, 4)]
-    assert query(run, "select count(*) from decisions where op = 'GERMINATE' and blueprint is null").rows == [(0,)]
-    (planted,) = query(run, "select count(*) from seeds where \"to\" = 'GERMINATED'").rows
-    assert query(run, "select sum(germinated) from episodes").rows == [planted]
-    assert query(run, "select count(*) from decisions where op = 'GERMINATE'").rows == [planted]
+    assert query(run, "select count(*), count(distinct host) from episodes") == [(8, 4)]
+    assert query(run, "select count(*) from decisions where op = 'GERMINATE' and blueprint is null") == [(0,)]
+    (planted,) = query(run, "select count(*) from seeds where \"to\" = 'GERMINATED'")
+    assert query(run, "select sum(germinated) from episodes") == [planted]
+    assert query(run, "select count(*) from decisions where op = 'GERMINATE'") == [planted]
     together = "select sum(amount) from rewards where round = 1"
-    assert query(run, together).rows[0][0] == pytest.approx(sum(history[0]["components"].values()) * 4, abs=1e-4)
-    assert query(run, "select distinct anomaly from anomalies where round = 1").rows == [("ratio_explosion",)]
-    assert query(run, "select count(*) from heads where round = 2").rows == [(4,)]
+    assert query(run, together)[0][0] == pytest.approx(sum(history[0]["components"].values()) * 4, abs=1e-4)
+    assert query(run, "select distinct anomaly from anomalies where round = 1") == [("ratio_explosion",)]
+    assert query(run, "select count(*) from heads where round = 2") == [(4,)]
     told = "select count(kls), count(entropies), count(entropy_coefs) from heads where round = 2"
-    assert query(run, told).rows == [(4, 4, 4)]
-    (numbers,) = query(run, "select approx_kl, clip_fraction, optimizer_steps from updates where round = 2").rows
+    assert query(run, told) == [(4, 4, 4)]
+    (numbers,) = query(run, "select approx_kl, clip_fraction, optimizer_steps from updates where round = 2")
     assert numbers[:2] == (history[1]["approx_kl"], history[1]["clip_fraction"])
     assert numbers[2] > 0
 
@@ -54,13 +55,13 @@ def test_views_hold_what_the_run_reported(run: Path) -> None:
 def test_a_log_that_is_being_written_or_was_cut_is_read(tmp_path: Path) -> None:
     sink = JsonLinesSink(tmp_path / "events.jsonl")
     sink.write(EpisodeStarted(task="t", seed=1, host_params=1).event(round_=1))
-    assert query(tmp_path, "select count(*) from events").rows == [(1,)]  # while the file is open
+    assert query(tmp_path, "select count(*) from events") == [(1,)]  # while the file is open
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"v": 1, "type": "episode_st')
-    assert query(tmp_path, "select count(*) from events").rows == [(1,)]
+    assert query(tmp_path, "select count(*) from events") == [(1,)]
     again = JsonLinesSink(tmp_path / "events.jsonl")
     again.write(EpisodeStarted(task="t", seed=2, host_params=1).event(round_=1))
-    assert query(tmp_path, "select count(*) from events").rows == [(2,)]
+    assert query(tmp_path, "select count(*) from events") == [(2,)]
     sink.close()
     again.close()
 
@@ -71,7 +72,7 @@ def test_a_round_that_was_played_again_counts_once(tmp_path: Path) -> None:
         sink.write(RunStarted(config={}, baselines={}).event())
         sink.write(EpisodeStarted(task="t", seed=attempt, host_params=1).event(round_=1))
     sink.close()
-    assert query(tmp_path, "select payload->>'seed' from events where round = 1").rows == [("1",)]
+    assert query(tmp_path, "select payload->>'seed' from events where round = 1") == [("1",)]
 
 
 def test_rows_are_in_the_order_of_the_log(tmp_path: Path) -> None:
@@ -79,12 +80,12 @@ def test_rows_are_in_the_order_of_the_log(tmp_path: Path) -> None:
     for number in range(1, 41):
         sink.write(EpisodeStarted(task="t", seed=number, host_params=1).event(round_=number))
     sink.close()
-    assert query(tmp_path, "select round from events").rows == [(number,) for number in range(1, 41)]
+    assert query(tmp_path, "select round from events") == [(number,) for number in range(1, 41)]
 
 
 def test_an_empty_log_has_empty_views(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").touch()
-    assert all(query(tmp_path, f"select * from {view}").rows == [] for view in VIEWS)
+    assert all(query(tmp_path, f"select * from {view}") == [] for view in VIEWS)
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
@@ -168,17 +169,17 @@ def test_the_name_of_a_run_is_taken_literally(name: str, tmp_path: Path) -> None
     write_events(tmp_path / name, {"task": "mine"})
     for other in ("axb", "a", "b", "ab"):
         write_events(tmp_path / other, {"task": "not mine"})
-    assert query(tmp_path / name, "select payload->>'task' from events").rows == [("mine",)]
-    assert len(query(tmp_path / name, "select * from events").columns) == 8
+    assert query(tmp_path / name, "select payload->>'task' from events") == [("mine",)]
+    assert len(query(tmp_path / name, "select * from events")[0]) == 8
 
 
 def test_one_bad_value_spoils_nothing_else(tmp_path: Path) -> None:
     good = {"task": "t", "val_score": 0.5, "steps": 3, "ops": {"WAIT": 2}, "components": {"end": 1.0}, "dropped": False}
     bad = {"task": [], "val_score": "high", "steps": {}, "ops": 7, "components": {"$x": "y", "/z": 2}, "dropped": "?"}
     write_events(tmp_path, bad, good, kind="episode_ended")
-    found = query(tmp_path, "select score, steps, waited, dropped from episodes").rows
+    found = query(tmp_path, "select score, steps, waited, dropped from episodes")
     assert found == [(None, None, None, None), (0.5, 3, 2, False)]
-    amounts = query(tmp_path, "select component, amount from rewards order by 1").rows
+    amounts = query(tmp_path, "select component, amount from rewards order by 1")
     assert amounts == [("$x", None), ("/z", 2.0), ("end", 1.0)]
     for kind in ("round_completed", "update_completed", "decisions_recorded"):
         nested = {key: {"$a": [1], "b": "?"} for key in ("objective", "gain", "heads", "op", "ops", "slot")}
@@ -193,7 +194,7 @@ def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
     good = (tmp_path / "events.jsonl").read_bytes()
     odd = [b"\xff\xfe", b"[1]", b"5", b'{"type": 5', b"\x00", b'{"type": "x", "round": "y", "payload": [[[]]]}', b""]
     (tmp_path / "events.jsonl").write_bytes(good + b"\n".join(odd) + b"\n" + good)
-    assert query(tmp_path, "select type, round from events").rows == [
+    assert query(tmp_path, "select type, round from events") == [
         ("episode_started", 1),
         ("x", None),
         ("episode_started", 1),
@@ -251,9 +252,9 @@ def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
         for number in range(500_000):
             log.write(json.dumps({**event, "round": number // 1000, "payload": {**payload, "note": "x" * 150}}) + "\n")
     script = (
-        "import resource, sys; from pathlib import Path; from esper.karn.sql import query; "
-        "print(query(Path(sys.argv[1]), 'select count(*) from seeds').rows, "
-        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+        "import resource, sys; from pathlib import Path; from esper.karn.sql import open_run\n"
+        "with open_run(Path(sys.argv[1])) as run: rows = run.execute('select count(*) from seeds').fetchall()\n"
+        "print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     rows, megabytes = done.stdout.rsplit(maxsplit=1)

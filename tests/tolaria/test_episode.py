@@ -22,8 +22,9 @@ from esper.leyline import (
 from esper.nissa import Hub, MemorySink
 from esper.tamiyo import Heuristic, Never, Planting, Random, Schedule, run_episode, wait
 from esper.tasks import OptimizerSettings, Task, find_task
-from esper.tolaria import Episode, EpisodeSettings, Population, measure
+from esper.tolaria import Episode, EpisodeSettings, Population
 from esper.tolaria.executors.base import learning_rate
+from esper.tolaria.executors.loop import measure
 from tests.worlds import tiny_task
 
 WAIT = torch.tensor([[0, 0, 0, Op.WAIT]])

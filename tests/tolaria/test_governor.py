@@ -10,8 +10,9 @@ from torch.nn import Parameter
 
 from esper.leyline import Blend, EventType, Op
 from esper.nissa import Hub, MemorySink
-from esper.tolaria import Governor, GovernorSettings, Population, StackedExecutor
+from esper.tolaria import GovernorSettings, Population, StackedExecutor
 from esper.tolaria.executors.native import NativeExecutor
+from esper.tolaria.governor import Governor
 from tests.worlds import poison, tiny_task
 
 GUESS = math.log(3)

@@ -40,8 +40,12 @@ class FakeScaler:
     made: list["FakeScaler"]
     factor = 1024.0
 
-    def __init__(self, device: str, growth_interval: int) -> None:
-        self.made.append(self)
+    def __init__(self, device: str, growth_interval: int, enabled: bool) -> None:
+        self._enabled = enabled
+        self.made += [self] * enabled
+
+    def is_enabled(self) -> bool:
+        return self._enabled
 
     def scale(self, loss: Tensor) -> Tensor:
         self.diary.append("scale")
@@ -97,7 +101,7 @@ def test_a_step_scales_goes_backward_unscales_clips_steps_and_updates_in_this_or
     assert diary == ["scale", "backward", *shadow_pass, "unscale", "clip", "step", "update"]
 
 
-def test_every_float16_host_has_its_own_scaler_and_no_other_host_has_one(diary: list[str]) -> None:
+def test_every_float16_host_has_its_own_scaler_and_no_other_host_uses_one(diary: list[str]) -> None:
     started("float32", 2)
     started("bfloat16", 2)
     assert not FakeScaler.made

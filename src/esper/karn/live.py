@@ -31,7 +31,6 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(slots=True)
 class _Panel:
-    title: str
     scores: list[float] = field(default_factory=list)
     body: Group | Text = field(default_factory=lambda: Text("starting ..."))
 
@@ -40,7 +39,7 @@ class GrowthView:
     """Shows, for each named host, its epoch, accuracy, parameters and slots; refreshed by `update`."""
 
     def __init__(self, titles: list[str], console: Console | None = None) -> None:
-        self._panels = {title: _Panel(title) for title in titles}
+        self._panels = {title: _Panel() for title in titles}
         self._live = Live(self._draw(), console=console or Console(), refresh_per_second=8)
 
     def __enter__(self) -> Self:
@@ -63,8 +62,8 @@ class GrowthView:
         self._live.update(self._draw(), refresh=True)
 
     def _draw(self) -> Columns:
-        panels = self._panels.values()
-        return Columns([Panel(panel.body, title=panel.title, width=_PANEL_WIDTH) for panel in panels])
+        panels = self._panels.items()
+        return Columns([Panel(panel.body, title=title, width=_PANEL_WIDTH) for title, panel in panels])
 
 
 def _sparkline(scores: list[float]) -> str:

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -131,23 +130,12 @@ VIEWS = {
 """What can be asked, beside `events` itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Rows with the names of their columns."""
-
-    columns: tuple[str, ...]
-    rows: Sequence[Row]
-
-
-def query(run: Path, sql: str) -> Answer:
-    """Ask the run in the folder `run`; see `VIEWS` for what there is."""
-    with ask(run, sql) as (columns, rows):
-        return Answer(columns, list(rows))
-
-
 @contextmanager
 def ask(run: Path, sql: str) -> Iterator[tuple[tuple[str, ...], Iterator[Row]]]:
-    """As `query`, but rows, of which there may be millions, are fetched as they are read inside the `with` block."""
+    """Ask the run in the folder `run`, which has `VIEWS`; gives the names of the columns, and the rows.
+
+    Rows, of which there may be millions, are fetched as they are read inside the `with` block.
+    """
     with open_run(run) as connection:
         try:
             result = connection.execute(sql)

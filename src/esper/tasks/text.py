@@ -13,87 +13,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.tasks.files import UNREADABLE, Arrays, absent_data, cached_arrays, damaged, data_folder, open_content
 from esper.tasks.registry import OptimizerSettings, Splits, hold_out_end, task, to_sequences
-
-END = 256
-"""The token after each story."""
-_FIRST_MERGE = 257
-_WORD = re.compile(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+")
-
-Merges = Sequence[tuple[int, int]]
-"""Pairs of tokens that become one; the first of them becomes token 257, and so on."""
-
-
-def learn_merges(text: str, vocabulary: int) -> list[tuple[int, int]]:
-    """The pairs to merge, most frequent first, until there are `vocabulary` tokens or no pair occurs twice."""
-    counts = Counter(_WORD.findall(text))
-    words = [(list(word.encode()), count) for word, count in sorted(counts.items())]
-    merges: list[tuple[int, int]] = []
-    while _FIRST_MERGE + len(merges) < vocabulary:
-        pairs: Counter[tuple[int, int]] = Counter()
-        for tokens, count in words:
-            for pair in itertools.pairwise(tokens):
-                pairs[pair] += count
-        best = max(pairs, key=lambda pair: (pairs[pair], pair), default=None)
-        if best is None or pairs[best] < 2:
-            break
-        new = _FIRST_MERGE + len(merges)
-        merges.append(best)
-        words = [(_merge(tokens, best, new), count) for tokens, count in words]
-    return merges
-
-
-def check_merges(merges: NDArray[np.generic], vocabulary: int) -> None:
-    """Refuse an array of merges `[K, 2]` that cannot have been learnt: each pair names tokens that exist before it."""
-    count = len(merges) if merges.ndim == 2 else -1
-    if merges.dtype != np.uint16 or merges.shape != (count, 2) or count > vocabulary - _FIRST_MERGE:
-        raise ValueError(f"merges are {merges.dtype}{merges.shape}")
-    if (merges.max(axis=1) >= np.arange(_FIRST_MERGE, _FIRST_MERGE + count)).any():
-        raise ValueError("merges name tokens that are made later")
-
-
-def encode(stories: Sequence[str], merges: Merges) -> list[int]:
-    """The tokens of all stories, an end mark after each."""
-    ranks = {tuple(pair): rank for rank, pair in enumerate(merges)}
-    known: dict[str, list[int]] = {}
-    tokens: list[int] = []
-    for story in stories:
-        for word in _WORD.findall(story):
-            if word not in known:
-                known[word] = _encode_word(word, ranks)
-            tokens += known[word]
-        tokens.append(END)
-    return tokens
-
-
-def _encode_word(word: str, ranks: dict[tuple[int, ...], int]) -> list[int]:
-    """Merge what was learnt first, first."""
-    tokens = list(word.encode())
-    while True:
-        known = [pair for pair in itertools.pairwise(tokens) if pair in ranks]
-        if not known:
-            return tokens
-        first = min(known, key=ranks.__getitem__)
-        tokens = _merge(tokens, first, _FIRST_MERGE + ranks[first])
-
-
-def _merge(tokens: list[int], pair: tuple[int, int], new: int) -> list[int]:
-    if pair[0] not in tokens:
-        return tokens
-    merged: list[int] = []
-    for token in tokens:
-        if merged and merged[-1] == pair[0] and token == pair[1]:
-            merged[-1] = new
-        else:
-            merged.append(token)
-    return merged
-
 
 _NOUNS = ("bird", "boat", "cat", "girl", "dog", "goat", "king", "tree")
 _VERBS = ("sees", "likes", "finds", "helps", "fears")
@@ -127,12 +53,8 @@ WORDS = tuple(
 
 
 def sentence(draw: random.Random) -> list[str]:
-    return [*_clause(draw, 0), "."]
-
-
-def _clause(draw: random.Random, depth: int) -> list[str]:
     noun, plural = draw.randrange(len(_NOUNS)), draw.randrange(2)
-    return [*_noun_phrase(draw, noun, plural, depth), *_verb_phrase(draw, noun, plural, depth)]
+    return [*_noun_phrase(draw, noun, plural, 0), *_verb_phrase(draw, noun, plural, 0), "."]
 
 
 def _noun_phrase(draw: random.Random, noun: int, plural: int, depth: int) -> list[str]:
@@ -181,6 +103,69 @@ def load_text() -> Splits:
     train, val = hold_out_end(sequences, _SEQUENCES["val"])
     test = to_sequences(np.array(_draw_tokens(_SEQUENCES["test"] * _CONTEXT + 1, _TEST_SEED)), _CONTEXT)
     return Splits(train, val, test)
+
+
+END = 256
+"""The token after each story."""
+_FIRST_MERGE = 257
+_WORD = re.compile(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+")
+
+Merges = Sequence[tuple[int, int]]
+"""Pairs of tokens that become one; the first of them becomes token 257, and so on."""
+
+
+def learn_merges(text: str, vocabulary: int) -> list[tuple[int, int]]:
+    """The pairs to merge, most frequent first, until there are `vocabulary` tokens or no pair occurs twice."""
+    counts = Counter(_WORD.findall(text))
+    words = [(list(word.encode()), count) for word, count in sorted(counts.items())]
+    merges: list[tuple[int, int]] = []
+    while _FIRST_MERGE + len(merges) < vocabulary:
+        pairs: Counter[tuple[int, int]] = Counter()
+        for tokens, count in words:
+            for pair in itertools.pairwise(tokens):
+                pairs[pair] += count
+        best = max(pairs, key=lambda pair: (pairs[pair], pair), default=None)
+        if best is None or pairs[best] < 2:
+            break
+        new = _FIRST_MERGE + len(merges)
+        merges.append(best)
+        words = [(_merge(tokens, best, new), count) for tokens, count in words]
+    return merges
+
+
+def encode(stories: Sequence[str], merges: Merges) -> list[int]:
+    """The tokens of all stories, an end mark after each."""
+    ranks = {tuple(pair): rank for rank, pair in enumerate(merges)}
+    encode_word = cache(partial(_encode_word, ranks=ranks))
+    tokens: list[int] = []
+    for story in stories:
+        for word in _WORD.findall(story):
+            tokens += encode_word(word)
+        tokens.append(END)
+    return tokens
+
+
+def _encode_word(word: str, ranks: dict[tuple[int, ...], int]) -> list[int]:
+    """Merge what was learnt first, first."""
+    tokens = list(word.encode())
+    while True:
+        known = [pair for pair in itertools.pairwise(tokens) if pair in ranks]
+        if not known:
+            return tokens
+        first = min(known, key=ranks.__getitem__)
+        tokens = _merge(tokens, first, _FIRST_MERGE + ranks[first])
+
+
+def _merge(tokens: list[int], pair: tuple[int, int], new: int) -> list[int]:
+    if pair[0] not in tokens:
+        return tokens
+    merged: list[int] = []
+    for token in tokens:
+        if merged and merged[-1] == pair[0] and token == pair[1]:
+            merged[-1] = new
+        else:
+            merged.append(token)
+    return merged
 
 
 _FOLDER = "tinystories"
@@ -259,7 +244,13 @@ def _check(arrays: Arrays) -> None:
         tokens = arrays[name]
         if tokens.dtype != np.uint16 or tokens.ndim != 1 or len(tokens) <= least or tokens.max() >= _VOCABULARY:
             raise ValueError(f"{name} is {tokens.dtype}{tokens.shape}, or holds tokens beyond {_VOCABULARY}")
-    check_merges(arrays["merges"], _VOCABULARY)
+    # Each merge `[2]` names tokens that exist before it.
+    merges = arrays["merges"]
+    count = len(merges) if merges.ndim == 2 else -1
+    if merges.dtype != np.uint16 or merges.shape != (count, 2) or count > _VOCABULARY - _FIRST_MERGE:
+        raise ValueError(f"merges are {merges.dtype}{merges.shape}")
+    if (merges.max(axis=1) >= np.arange(_FIRST_MERGE, _FIRST_MERGE + count)).any():
+        raise ValueError("merges name tokens that are made later")
 
 
 def read_stories(path: Path, most_bytes: int) -> list[str]:

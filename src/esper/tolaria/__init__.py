@@ -1,20 +1,12 @@
 """Tolaria: where hosts train. Episodes, counterfactual measurement, signals and the governor."""
 
 from esper.tolaria.compute import ComputeSettings
-from esper.tolaria.environment import Environment, GrowthEnv, Step, StepInfo, episode_seed
+from esper.tolaria.environment import Environment, GrowthEnv, Step, episode_seed
 from esper.tolaria.episode import Episode
-from esper.tolaria.executors import (
-    Executor,
-    LoopExecutor,
-    Measurement,
-    StackedExecutor,
-    choose_executor,
-    executor_names,
-    measure,
-)
-from esper.tolaria.governor import Governor, GovernorSettings, SignalTable, TrackerSettings, track
+from esper.tolaria.executors import Executor, LoopExecutor, StackedExecutor, choose_executor, executor_names
+from esper.tolaria.governor import GovernorSettings, SignalTable, TrackerSettings, track
 from esper.tolaria.population import Population
-from esper.tolaria.records import EpisodeResult, EpisodeSettings, Kept, Outcome, Shard, Situation
+from esper.tolaria.records import EpisodeResult, EpisodeSettings, Outcome, Shard, Situation
 from esper.tolaria.workers import WorkerPool
 
 __all__ = [
@@ -24,12 +16,9 @@ __all__ = [
     "EpisodeResult",
     "EpisodeSettings",
     "Executor",
-    "Governor",
     "GovernorSettings",
     "GrowthEnv",
-    "Kept",
     "LoopExecutor",
-    "Measurement",
     "Outcome",
     "Population",
     "Shard",
@@ -37,12 +26,10 @@ __all__ = [
     "Situation",
     "StackedExecutor",
     "Step",
-    "StepInfo",
     "TrackerSettings",
     "WorkerPool",
     "choose_executor",
     "episode_seed",
     "executor_names",
-    "measure",
     "track",
 ]

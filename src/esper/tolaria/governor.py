@@ -1,4 +1,4 @@
-"""What the training of N hosts has looked like so far, and when it counts as failed."""
+"""Signals, which tell how the training of N hosts has gone so far, and the governor, which tells when it failed."""
 
 import math
 from collections.abc import Mapping

@@ -147,7 +147,9 @@ class Population:
         # An epoch: all hosts train, those too whose episodes are over; these are put back by the governor.
         self._act(torch.where(running[:, None], actions, 0))
         result = self.executor.train_epoch()
-        measured = self._measure()
+        # Each alpha that is to rise is tried in advance.
+        val, trials = self.task.splits().val, next_alpha(self.table)
+        measured = self.executor.measure(val, what_if=self.settings.what_if, trials=trials)
         self._end_epoch(result, measured)
         panicked = self._govern(result, measured, running)
         # Who has come to an end, and what everybody knows now.
@@ -177,11 +179,6 @@ class Population:
         self._change(*act(self.table, actions, self.executor.catalogue, self.budget, self.situation.score))
         self._change(*begin_epoch(self.table))
         self._follow(self.table)
-
-    def _measure(self) -> Measurement:
-        """Validate all hosts at the end of an epoch, with each alpha that is to rise tried in advance."""
-        splits = self.task.splits()
-        return self.executor.measure(splits.val, what_if=self.settings.what_if, trials=next_alpha(self.table))
 
     def _measure_merit(self, hosts: Tensor) -> None:
         """Look again where `hosts [N]` (bool) could plant something, after 1, 2, 4, 8, … epochs."""
@@ -240,17 +237,14 @@ class Population:
         if undone.any():
             self.table = self._good_table.where(undone, judged)
             self.executor.restore(undone, self.table)
-            self._report_panics(panicked, result, measured)
+            for host in panicked.nonzero().flatten().tolist():
+                reason = self._governor.explain(float(result.loss[host]), float(measured.loss[host]), host)
+                self._reporter.rolled_back(host, reason, int(self._governor.panics[host]))
             changes = stage_changes(judged, self.table)
             self._reporter.moved(judged, self.table, changes, self.signals.epoch, rolled_back=True)
         self._remember(~undone)
         self._reporter.epoch(self.table, self.signals.epoch, result, measured, running, panicked)
         return panicked
-
-    def _report_panics(self, panicked: Tensor, result: EpochResult, measured: Measurement) -> None:
-        for host in panicked.nonzero().flatten().tolist():
-            reason = self._governor.explain(float(result.loss[host]), float(measured.loss[host]), host)
-            self._reporter.rolled_back(host, reason, int(self._governor.panics[host]))
 
     def _commit(self, hosts: Tensor) -> Tensor:
         """End the episodes of `hosts [N]` (bool): drop what was not kept for good and measure what remains.
@@ -295,12 +289,10 @@ class Population:
         return results
 
     def _kept(self, host: int) -> tuple[Kept, ...]:
-        seeds = zip(
-            self.executor.sites, self.table.blueprint[host].tolist(), self.table.params[host].tolist(), strict=True
-        )
+        columns = self.table.blueprint[host].tolist(), self.table.params[host].tolist()
         return tuple(
             Kept(site.path, site.slot_id, find_blueprint(site.shape.family, blueprint).name, params)
-            for site, blueprint, params in seeds
+            for site, blueprint, params in zip(self.executor.sites, *columns, strict=True)
             if blueprint
         )
 

@@ -37,42 +37,34 @@ class HostPrecision:
     def __init__(self, precision: str, device: torch.device) -> None:
         self._dtype = _SHORT.get(precision)
         self._device = device
-        scaled = precision == "float16"
-        self._scaler = GradScaler(device.type, growth_interval=_GROWTH_INTERVAL) if scaled else None
+        # One that is not enabled passes everything through as it is.
+        self._scaler = GradScaler(device.type, growth_interval=_GROWTH_INTERVAL, enabled=precision == "float16")
 
     @property
     def skips_steps(self) -> bool:
         """Whether steps whose gradients overflow are skipped, which is normal and mends itself."""
-        return self._scaler is not None
+        return self._scaler.is_enabled()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Inside, passes use the short format where that is safe."""
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, self._dtype)
 
     def backward(self, loss: Tensor) -> None:
-        scaled = loss if self._scaler is None else self._scaler.scale(loss)
-        scaled.backward()
+        self._scaler.scale(loss).backward()
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Make gradients what they are; to be called before anything looks at them."""
-        if self._scaler is not None:
-            self._scaler.unscale_(optimizer)
+        self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
         """Step, unless gradients overflowed, and adapt the scale."""
-        if self._scaler is None:
-            optimizer.step()
-        else:
-            self._scaler.step(optimizer)
-            self._scaler.update()
+        self._scaler.step(optimizer)
+        self._scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        if self._scaler is None:
-            return {}
-        if self._device.type == "cuda":
+        if self.skips_steps and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._scaler is not None:
-            self._scaler.load_state_dict(dict(state))
+        self._scaler.load_state_dict(dict(state))

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import esper
-from esper.karn.sql import query
 from esper.leyline import DamagedFileError, InputError, TelemetryEvent
 from esper.nissa import JsonLinesSink, check_sinks
 from esper.simic.training import (
@@ -25,6 +24,7 @@ from esper.simic.training import (
     require_ready,
 )
 from tests.catalogues import one_more_kind
+from tests.karn.queries import query
 from tests.simic.training.runs import assert_same_run, events, tiny_config
 from tests.worlds import slots_of, tiny_task
 
@@ -201,7 +201,7 @@ def test_more_rounds_extend_a_run_that_was_over(straight: Path, tmp_path: Path) 
     summary = esper.train(steady_config(rounds=4), out, resume=True)
     assert summary.rounds == RunFolder(out).stored_config().rounds == 4
     assert_same_run(straight, out)
-    assert query(out, "select count(*) from rounds").rows == [(4,)]
+    assert query(out, "select count(*) from rounds") == [(4,)]
     # And the whole again, with the same call.
     esper.train(steady_config(rounds=4), out, resume=True)
     assert_same_run(straight, out)
@@ -290,7 +290,7 @@ def test_a_folder_in_use_is_refused_and_nothing_in_it_is_touched(straight: Path,
             esper.train(config, folder.path, resume=True)
         assert sorted((path, path.read_bytes()) for path in folder.path.rglob("*") if path.is_file()) == before
         # Whoever only reads may do so.
-        assert query(folder.path, "select count(*) from rounds").rows == [(4,)]
+        assert query(folder.path, "select count(*) from rounds") == [(4,)]
         esper.evaluate(str(folder.path), config.world.tasks[0], [0], executor="loop")
 
 

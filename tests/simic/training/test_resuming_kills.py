@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
-from esper.karn.sql import query
 from esper.simic.training import RunFolder, Trainer
+from tests.karn.queries import query
 from tests.simic.training.runs import assert_same_run
 from tests.simic.training.zygote import Zygote
 from tests.worlds import TINY
@@ -76,7 +76,7 @@ def assert_nothing_shows(killed: Path, straight: Path) -> None:
     summaries = [json.loads((out / "summary.json").read_text()) for out in (straight, killed)]
     assert summaries[0] == summaries[1]
     count = "select count(*), count(distinct round) from rounds"
-    assert query(killed, count).rows == query(straight, count).rows
+    assert query(killed, count) == query(straight, count)
     left = {path.name for folder in (killed, killed / "checkpoints") for path in folder.glob(".*")}
     assert left == {".lock"}
     assert RunFolder(killed).stored_config() == RunFolder(straight).stored_config()

@@ -4,20 +4,18 @@
 """
 
 from esper.tolaria.executors.base import EpochResult, Executor, Measurement
-from esper.tolaria.executors.choice import DeviceExecutor, ExecutorName, choose_executor, executor_names, make_executor
-from esper.tolaria.executors.loop import LoopExecutor, measure
+from esper.tolaria.executors.choice import DeviceExecutor, choose_executor, executor_names, make_executor
+from esper.tolaria.executors.loop import LoopExecutor
 from esper.tolaria.executors.stacked import StackedExecutor
 
 __all__ = [
     "DeviceExecutor",
     "EpochResult",
     "Executor",
-    "ExecutorName",
     "LoopExecutor",
     "Measurement",
     "StackedExecutor",
     "choose_executor",
     "executor_names",
     "make_executor",
-    "measure",
 ]

@@ -203,9 +203,8 @@ class BatchStream:
         if self._used + self._batch_size > len(self._order):
             self._order = torch.randperm(self._num_samples, generator=self._generator)
             self._used = 0
-        rows = self._order[self._used : self._used + self._batch_size]
         self._used += self._batch_size
-        return rows
+        return self.latest
 
     @property
     def latest(self) -> Tensor:

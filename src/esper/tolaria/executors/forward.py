@@ -1,4 +1,7 @@
-"""The forward pass of stacked hosts: modules over rows, and branches where copies part."""
+"""The forward pass of stacked hosts: a chain of parts, parts that run many copies at once, and rows on their way.
+
+`rows.py` says which rows there are and where branches leave their trunk; here they are computed.
+"""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -15,6 +18,8 @@ from esper.kasmina.torch_private import DROPOUT, own_parameters
 from esper.leyline import InputError
 from esper.tolaria.executors.row_layers import ROW_LAYERS, row_class
 from esper.tolaria.executors.rows import Crossing, GroupKey, Route
+
+_TRIAL_COPIES, _TRIAL_SAMPLES = 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +60,6 @@ def _last(parts: list[str], path: str) -> int:
     return max(index for index, part in enumerate(parts) if f"{part}.".startswith(f"{path}."))
 
 
-_TRIAL_COPIES, _TRIAL_SAMPLES = 2, 3
-
-
 class Batched:
     """A module as a function of stacked parameters `[R, ...]` and stacked inputs `[R, B, ...]`.
 
@@ -90,10 +92,6 @@ class Batched:
     def alone(self, x: Tensor) -> Tensor:
         """The outputs `[B, ...]` for inputs that all copies share, of a module without parameters."""
         return self._plain((), x)
-
-    def on_shared(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
-        """The outputs of all copies on the same inputs `[B, ...]`."""
-        return self(parameters, x.expand(len(parameters[0]), *x.shape))
 
     def _fold(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         # Row layers find their own row in stacked parameters; bare ones are repeated for every sample.
@@ -253,8 +251,7 @@ class StackedForward:
         for place, part in enumerate(self._parts):
             # What seeds further on read has to be kept, from all hosts even if they still share it.
             if place in read:
-                trunk = now.h.expand(self._num_hosts, *now.h.shape) if now.shared else now.h
-                now.kept[place] = trunk, now.branches
+                now.kept[place] = self._trunk_of_all(now), now.branches
             if seen is not None and place in seen.wanted:
                 seen.places[place] = now.h
             self._run_part(now, part, tensors.parts[place])
@@ -267,6 +264,9 @@ class StackedForward:
                 seen.slots[slot] = now.h
         return now.h, now.branches
 
+    def _trunk_of_all(self, now: _Pass) -> Tensor:
+        return now.h.expand(self._num_hosts, *now.h.shape) if now.shared else now.h
+
     def _run_part(self, now: _Pass, part: Batched, own: list[Tensor]) -> None:
         # Branches run with the weights of their hosts, which learn nothing from them.
         if now.branches is not None:
@@ -275,10 +275,8 @@ class StackedForward:
         # As long as no weights were met, what all hosts share is computed once.
         if now.shared and not own:
             now.h = part.alone(now.h)
-        elif now.shared:
-            now.h, now.shared = part.on_shared(own, now.h), False
         else:
-            now.h = part(own, now.h)
+            now.h, now.shared = part(own, self._trunk_of_all(now)), False
 
     def _meet_seeds(self, now: _Pass, slot: int, crossing: Crossing) -> None:
         """Let the seeds of one slot act on the trunk and on the branches, and let new branches begin."""

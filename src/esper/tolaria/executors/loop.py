@@ -1,4 +1,7 @@
-"""The reference executor: every host is an ordinary module, trained one after the other."""
+"""The reference executor: every host is an ordinary module, trained one after the other.
+
+First passes of one network, as written or compiled, then its validation, its training, and all hosts.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +40,9 @@ from esper.tolaria.records import join
 P = ParamSpec("P")
 R = TypeVar("R")
 _LOG = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
+_CACHED_ELEMENTS = 2**20
+"""Of one activation tensor: above this, samples are measured in several goes, to stay in the cache."""
 
 
 def train_pass(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,10 +90,6 @@ class CompiledPasses(Passes):
 EAGER = Passes()
 COMPILED = CompiledPasses()
 """One for the whole process: compiled code is kept, and a failure told, once."""
-
-
-_CACHED_ELEMENTS = 2**20
-"""Of one activation tensor: above this, samples are measured in several goes, to stay in the cache."""
 
 
 def move_split(split: Split, device: torch.device, dtype: torch.dtype) -> Split:
@@ -155,9 +157,6 @@ def measure(
     return Measurement(loss[:1], own, contributions, prospects, gains)
 
 
-_CPU = torch.device("cpu")
-
-
 @dataclass(frozen=True, slots=True)
 class HostSetup:
     """What all hosts of an executor have in common."""
@@ -205,8 +204,7 @@ class HostTrainer:
         isolated = self.model.table.isolated[0].tolist()
         training = [site.path for site, apart in zip(self.model.sites, isolated, strict=True) if apart]
         parts = [list(part.parameters()) for part in (self.model.host, *self.model.slots)]
-        batches = range(self._task.batches_per_epoch)
-        results = torch.stack([self._train_batch(training, parts) for _ in batches])
+        results = torch.stack([self._train_batch(training, parts) for _ in range(self._task.batches_per_epoch)])
         loss, accuracy = results[:, :2].unbind(1)
         accuracy.masked_fill_(~loss.isfinite(), 0.0)  # the argmax of NaN is no answer
         if not self._precision.skips_steps:
@@ -327,12 +325,11 @@ class LoopExecutor:
         setup = self._setup
         placed = move_split(split, setup.device, setup.dtype)
         tried = [None] * len(self.hosts) if trials is None else trials.unbind()
-        return join(
-            [
-                measure(host.model, setup.task, placed, what_if=what_if, trials=own, passes=setup.passes)
-                for host, own in zip(self.hosts, tried, strict=True)
-            ]
-        )
+        measured = [
+            measure(host.model, setup.task, placed, what_if=what_if, trials=own, passes=setup.passes)
+            for host, own in zip(self.hosts, tried, strict=True)
+        ]
+        return join(measured)
 
     def measure_merit(self, hosts: Tensor) -> Tensor:
         setup, shape = self._setup, (len(self.hosts), *self.catalogue.fits.shape)

@@ -34,9 +34,7 @@ class RowGroupNorm(nn.GroupNorm):
     """Normalises all rows as one and scales each by its own weights."""
 
     def forward(self, x: Tensor) -> Tensor:
-        normal = F.group_norm(x, self.num_groups, eps=self.eps).view(
-            len(self.weight), -1, self.num_channels, *x.shape[2:]
-        )
+        normal = F.group_norm(x, self.num_groups, eps=self.eps).unflatten(0, (len(self.weight), -1))
         shape = (len(self.weight), 1, self.num_channels, *[1] * (x.ndim - 2))
         return torch.addcmul(self.bias.reshape(shape), normal, self.weight.reshape(shape)).view_as(x)
 

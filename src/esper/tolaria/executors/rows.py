@@ -1,6 +1,4 @@
-"""Rows of stacked hosts and seeds, and the route that samples take through them.
-
-Which rows meet which seeds on their way through N stacked hosts.
+"""Rows of stacked hosts and seeds with their optimiser, and the route: which rows meet which seeds on their way.
 
 A forward pass carries one row per host, the *trunk*, and *branches*: rows that leave a host's trunk at a slot to
 see what the rest of the network makes of another alpha there. In training a branch teaches an isolated seed (its

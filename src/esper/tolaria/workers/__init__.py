@@ -2,7 +2,7 @@
 
 from esper.tolaria.workers.pool import WorkerPool
 from esper.tolaria.workers.process import ProcessTransport, Transport
-from esper.tolaria.workers.worker import Command, EnvFactory, Reply, Request, ShardWorker, View
+from esper.tolaria.workers.worker import Command, EnvFactory, Reply, Request, ShardWorker
 
 __all__ = [
     "Command",
@@ -12,6 +12,5 @@ __all__ = [
     "Request",
     "ShardWorker",
     "Transport",
-    "View",
     "WorkerPool",
 ]

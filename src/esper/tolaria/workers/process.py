@@ -45,10 +45,6 @@ class ProcessTransport:
         self._whole = True
         self._watchdog = Timer(0, lambda: None)
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
     def send(self, request: Request) -> None:
         if not self._whole:
             raise WorkerError("a message was interrupted half-way")

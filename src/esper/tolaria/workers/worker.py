@@ -1,4 +1,4 @@
-"""What runs in a worker, and the messages it understands."""
+"""The messages between pool and worker, how they become bytes, and what answers them in a worker."""
 
 import io
 import pickle
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline import EsperError, Severity, TelemetryEvent, WorkerError
+from esper.leyline import EsperError, TelemetryEvent, WorkerError
 from esper.nissa import Hub, MemorySink
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.records import Shard, Situation
@@ -111,7 +111,10 @@ class ShardWorker:
         # The table of commands; `Command` says what each takes and gives.
         match request.command, request.arguments:
             case Command.OPEN, (factory, shard, least):
-                return self._open(factory, shard, least)
+                self._hub = Hub([] if least is None else [self._told])
+                make: EnvFactory = from_bytes(factory)
+                self._env = make(shard, self._hub)
+                return self._view()
             case Command.CLOSE, ():
                 return self._hosts.close()
             case Command.RESET, (seeds, hosts, least):
@@ -138,12 +141,6 @@ class ShardWorker:
         if self._env is None:
             raise WorkerError("a worker must be asked to open before anything else")
         return self._env
-
-    def _open(self, factory: bytes, shard: Shard, least: Severity | None) -> View:
-        make: EnvFactory = from_bytes(factory)
-        self._hub = Hub([] if least is None else [self._told])
-        self._env = make(shard, self._hub)
-        return self._view()
 
     def _view(self) -> View:
         return View(self._hosts.observations, self._hosts.situation)

@@ -6,8 +6,8 @@ from torch import nn
 
 from esper.kasmina import GraftedModel
 from esper.tamiyo import Random
-from esper.tolaria import Population, measure
-from esper.tolaria.executors.loop import evaluate
+from esper.tolaria import Population
+from esper.tolaria.executors.loop import evaluate, measure
 from tests.worlds import tiny_task
 
 
