@@ -59,12 +59,14 @@ def find_device(name: str) -> torch.device:
 
     "auto" is the first CUDA device or, with a line in the log, the CPU where there is none.
     """
-    if name == "auto" and not torch.cuda.is_available():
-        _LOG.info("there is no CUDA device: computing on the CPU")
-        name = "cpu"
+    if name == "auto":
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+        if name == "cpu":
+            _LOG.info("there is no CUDA device: computing on the CPU")
+        return torch.device(name)
     if name == "cpu":
         return torch.device(name)  # CUDA is not even asked
-    numbered, present = "cuda:0" if name in ("auto", "cuda") else name, present_devices()
+    numbered, present = "cuda:0" if name == "cuda" else name, present_devices()
     if numbered not in present:
         raise unknown_name("device", name, present)
     return torch.device(numbered)

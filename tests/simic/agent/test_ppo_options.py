@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.simic.agent import PPOAgent
+from esper.simic.agent.network import ResidualFeatures
 from tests.simic.agent.test_rollout_buffer import plain_gae
 from tests.simic.builders import agent_with_round, make_agent, parameters_of
 
@@ -109,3 +110,17 @@ def test_a_time_limit_is_worth_its_bootstrap_value_unless_it_ends_the_problem(ho
     agent.update()
     ahead = 0.0 if horizon_is_terminal else GAMMA * 5.0
     torch.testing.assert_close(buffer.returns, buffer.rewards + ahead)
+
+
+def test_the_network_is_made_as_its_options_say() -> None:
+    plain = make_agent().policy.network
+    made = make_agent(feature_dim=24, feature_layers=2, input_norm=False, head_dim=8, policy_gain=0.5).policy.network
+    assert isinstance(made.feature_net, ResidualFeatures)
+    assert not any(isinstance(layer, nn.LayerNorm) for layer in made.feature_net.modules())
+    assert any(isinstance(layer, nn.LayerNorm) for layer in plain.feature_net.modules())
+    assert made.lstm.input_size == 24
+    last = made.policy_head("op")[-1]
+    assert isinstance(last, nn.Linear)
+    assert last.in_features == 8
+    # Rows of an orthogonal matrix are as long as its gain.
+    assert torch.allclose(torch.linalg.vector_norm(last.weight, dim=1), torch.tensor(0.5))

@@ -5,6 +5,7 @@ Versions of the format:
 1: action heads, slot configuration, state_dim and all options are stored as plain data.
 2: the catalogue of blueprints is stored too, because the ids that an agent has learned mean nothing without it.
 3: `config` is a `LearnerConfig`, sizes stand apart, and the normaliser belongs to the agent.
+4: all options of the network are in `config`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import LearnerConfig
 from esper.simic.control.action_masks import ActionSpec
 
-CHECKPOINT_VERSION = 3
+CHECKPOINT_VERSION = 4
 _FORMAT = "esper-agent"
 _AGAIN = "train a controller with the present blueprints"
 REMEDY = "take another one of the folder checkpoints/ of its run, to which `esper train` writes them"

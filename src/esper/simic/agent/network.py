@@ -32,12 +32,14 @@ from esper.simic.control.action_masks import (
 )
 from esper.simic.control.normalization import ReturnScale, RunningMeanStd
 
-DEFAULT_FEATURE_DIM = 128
 WIDE_FEATURE_DIM = 256
 """Width of the first of two feature layers."""
 MIN_HEAD_DIM = 32
-POLICY_GAIN = 0.01
-"""Initial scale of the last policy layers: small, so that the first policy is nearly uniform."""
+NETWORK_OPTIONS = (
+    "feature_dim", "feature_layers", "input_norm", "lstm_hidden_dim", "lstm_layers", "head_dim", "policy_gain",
+)  # fmt: skip
+"""Of `LearnerConfig`: what makes a network."""
+_DEFAULT = LearnerConfig()
 
 
 class NetworkOutput(NamedTuple):
@@ -89,13 +91,13 @@ class FactoredRecurrentActorCritic(nn.Module):
         spec: ActionSpec,
         state_dim: int,
         *,
-        feature_dim: int = DEFAULT_FEATURE_DIM,
-        feature_layers: int = 1,
-        input_norm: bool = True,
-        lstm_hidden_dim: int = LearnerConfig().lstm_hidden_dim,
-        lstm_layers: int = LearnerConfig().lstm_layers,
-        head_dim: int | None = None,
-        policy_gain: float = POLICY_GAIN,
+        feature_dim: int = _DEFAULT.feature_dim,
+        feature_layers: int = _DEFAULT.feature_layers,
+        input_norm: bool = _DEFAULT.input_norm,
+        lstm_hidden_dim: int = _DEFAULT.lstm_hidden_dim,
+        lstm_layers: int = _DEFAULT.lstm_layers,
+        head_dim: int | None = _DEFAULT.head_dim,
+        policy_gain: float = _DEFAULT.policy_gain,
     ) -> None:
         super().__init__()
         if feature_layers not in (1, 2):

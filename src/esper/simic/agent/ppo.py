@@ -30,7 +30,7 @@ from esper.leyline import (
     InputError,
     SlotConfig,
 )
-from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy
+from esper.simic.agent.network import NETWORK_OPTIONS, FactoredRecurrentActorCritic, Policy
 from esper.simic.agent.optimization import (
     ValueMemory,
     build_optimizer,
@@ -341,10 +341,8 @@ class PPOAgent:
     def _make_policy(self, network: FactoredRecurrentActorCritic | None, *, normalize: bool) -> Policy:
         config = self.config
         if network is None:
-            hidden, layers = config.lstm_hidden_dim, config.lstm_layers
-            network = FactoredRecurrentActorCritic(
-                self.spec, self.state_dim, lstm_hidden_dim=hidden, lstm_layers=layers
-            )
+            options = {name: getattr(config, name) for name in NETWORK_OPTIONS}
+            network = FactoredRecurrentActorCritic(self.spec, self.state_dim, **options)
         policy = Policy(
             network,
             find_device(config.device),

@@ -36,10 +36,20 @@ class LearnerConfig(Group):
 
     device: str = "auto"
     """Where the policy lives: cpu, cuda, cuda:1; auto takes CUDA where there is one."""
+    feature_dim: Count = 128
+    """Width of the features that the policy's network makes of an observation."""
+    feature_layers: Annotated[int, Range(1, 2, "[]")] = 1
+    """Layers that make them; the second comes with a residual connection."""
+    input_norm: bool = True
+    """Whether these features are normalised, so that the scale of observations does not matter."""
     lstm_hidden_dim: Count = 64
     """Width of the policy's LSTM."""
     lstm_layers: Count = 1
     """Layers of the policy's LSTM."""
+    head_dim: Count | None = None
+    """Hidden width of the policy's heads and of its value head; None: half of the LSTM's, and 32 at least."""
+    policy_gain: Positive = 0.01
+    """Gain of the heads' last layers at initialisation; a small one lets every action be about as likely at first."""
     hidden_storage: HiddenStorage = "all"
     """LSTM states that are kept of a round: all, or the first of each episode, which is what learning needs; without
     the others nothing is recorded of the LSTM's health."""
