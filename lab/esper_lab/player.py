@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from esper.simic.agent import Decision, Hidden, PPOAgent
-from esper.simic.control.action_masks import Masks, move, move_masks
+from esper.simic.agent import Hidden, PolicyStep, PPOAgent
+from esper.simic.control.action_masks import Masks, move_masks, to_device
 from esper_lab.worlds import ToyStep, ToyWorld
 
 
@@ -21,16 +21,16 @@ class Player:
 
     def _see(self, obs: Tensor, masks: Masks, hidden: Hidden) -> None:
         device = self._agent.device
-        self._raw_obs, self.masks, self.hidden = move(obs, device), move_masks(masks, device), hidden
+        self._raw_obs, self.masks, self.hidden = to_device(obs, device), move_masks(masks, device), hidden
         self.obs = self._agent.policy.normalized(self._raw_obs)
 
-    def _step(self, *, deterministic: bool = False) -> tuple[Decision, ToyStep]:
+    def _step(self, *, deterministic: bool = False) -> tuple[PolicyStep, ToyStep]:
         decision = self._agent.act(self.obs, self.masks, self.hidden, deterministic=deterministic)
         return decision, self._world.step(decision.actions.cpu())
 
-    def _go_on(self, decision: Decision, step: ToyStep) -> None:
+    def _go_on(self, decision: PolicyStep, step: ToyStep) -> None:
         """Episodes that ended begin anew, with an LSTM state of zeros."""
-        self._see(step.obs, step.masks, reset_hidden(decision.hidden, move(step.ended, self._agent.device)))
+        self._see(step.obs, step.masks, reset_hidden(decision.hidden, to_device(step.ended, self._agent.device)))
 
     def fill_buffer(self) -> None:
         """Store one round in the agent's buffer."""
@@ -39,7 +39,7 @@ class Player:
             decision, step = self._step()
             bootstrap = None
             if number == agent.max_steps - 1 or step.truncated.any():
-                final = agent.policy.normalized(move(step.final_obs, agent.device))
+                final = agent.policy.normalized(to_device(step.final_obs, agent.device))
                 bootstrap = agent.policy.value(final, decision.hidden)
             agent.buffer.add_step(
                 self.obs,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.agent import Decision, TamiyoRolloutBuffer
+from esper.simic.agent import PolicyStep, TamiyoRolloutBuffer
 from esper.simic.control import MaskedCategorical
 from esper_lab.worlds import one_head
 
@@ -29,7 +29,7 @@ def test_advantages_and_returns_equal_torchrl(goldens: dict[str, Tensor]) -> Non
     )
     state = torch.zeros(1, envs, 1)
     for step in range(steps):
-        decision = Decision(
+        decision = PolicyStep(
             torch.zeros(envs, 1, dtype=torch.long), torch.zeros(envs, 1), values[:, step], (state, state)
         )
         buffer.add_step(

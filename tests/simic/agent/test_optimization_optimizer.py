@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper.simic.agent.optimization import adam_kernels, clip_gradients, parameter_units
+from esper.simic.agent.optimization import adam_kernels, clip_policy_gradients, parameter_units
 from tests.simic.builders import agent_with_round, make_agent
 
 
@@ -64,7 +64,7 @@ def total(parameters: list[torch.nn.Parameter]) -> float:
 def test_a_huge_gradient_in_one_head_shrinks_the_others_only_in_global_mode(mode: str, others_unchanged: bool) -> None:
     units = with_gradients(1e4)
     before = {name: total(parameters) for name, parameters in units.items()}
-    norms = clip_gradients(units, 0.5, mode)  # type: ignore[arg-type]
+    norms = clip_policy_gradients(units, 0.5, mode)  # type: ignore[arg-type]
     after = {name: total(parameters) for name, parameters in units.items()}
     assert norms["grad_norms"].tolist() == pytest.approx(list(before.values()), rel=1e-5)
     assert after["op"] <= 0.5 + 1e-6

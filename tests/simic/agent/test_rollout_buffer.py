@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.leyline import InputError, SlotConfig
-from esper.simic.agent import Decision, TamiyoRolloutBuffer
+from esper.simic.agent import PolicyStep, TamiyoRolloutBuffer
 from esper.simic.agent.rollout_buffer import minibatches
 from tests.simic.builders import ESPER_SPEC
 
@@ -26,7 +26,7 @@ def make_buffer(**overrides: object) -> TamiyoRolloutBuffer:
 def add_random_step(buffer: TamiyoRolloutBuffer, **overrides: Tensor | None) -> None:
     envs, heads = buffer.num_envs, len(buffer.spec.heads)
     state = torch.randn(2, buffer.lstm_layers, envs, HIDDEN)
-    decision = Decision(
+    decision = PolicyStep(
         torch.zeros(envs, heads, dtype=torch.long), -torch.rand(envs, heads), torch.randn(envs), (state[0], state[1])
     )
     values = overrides.pop("values", None)

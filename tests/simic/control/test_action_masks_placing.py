@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from esper.simic.control.action_masks import move, move_masks
+from esper.simic.control.action_masks import move_masks, to_device
 from tests.second_device import SECOND
 
 
@@ -30,9 +30,9 @@ class MoveLog(TorchFunctionMode):
 def test_only_copies_to_the_cpu_are_waited_for() -> None:
     log, here = MoveLog(), torch.ones(2)
     with log:
-        there = move(here, SECOND)
-        back = move(there, "cpu")
-        assert move(here, "cpu") is here
+        there = to_device(here, SECOND)
+        back = to_device(there, "cpu")
+        assert to_device(here, "cpu") is here
     assert there.device == SECOND
     assert torch.equal(back, here)
     assert log.unwaited == [True, False, False]

@@ -7,7 +7,7 @@ from torch import nn
 from esper.kasmina import GraftedModel
 from esper.tamiyo import Random
 from esper.tolaria import Population
-from esper.tolaria.executors.loop import evaluate, measure
+from esper.tolaria.executors.loop import evaluate_variants, measure
 from tests.worlds import tiny_task
 
 
@@ -30,7 +30,7 @@ def test_forced_alphas_are_evaluated_in_one_pass_as_one_by_one() -> None:
     alphas = torch.zeros(3, len(model.sites))
     alphas[1, occupied] = 1.0
     alphas[2, occupied[0]] = 0.5
-    loss, score = evaluate(model, population.task, split, alphas)
+    loss, score = evaluate_variants(model, population.task, split, alphas)
     for row, alpha in enumerate(alphas):
         with model.override_alphas({slot: float(alpha[slot]) for slot in occupied}), torch.inference_mode():
             logits = model(split.x)

@@ -261,7 +261,7 @@ def judge(grafted: GraftedModel, read: Callable[[Tensor], Reading], owed: Tensor
     return [Verdict(index, index in left, measured.get(index, math.nan)) for index in sorted([*left, *gone])]
 
 
-def settled(table: SlotTable, verdicts: Sequence[Verdict]) -> SlotTable:
+def apply_verdicts(table: SlotTable, verdicts: Sequence[Verdict]) -> SlotTable:
     """The table when the verdicts are carried out."""
     kept = table.stage == Stage.FOSSILIZED
     kept[0, [verdict.index for verdict in verdicts if verdict.kept]] = True

@@ -18,8 +18,8 @@ from esper.api.growing.decision import (
     Decision,
     Pricing,
     Verdict,
+    apply_verdicts,
     judge,
-    settled,
     tell_moves,
     tell_site,
 )
@@ -46,7 +46,7 @@ from esper.api.growing.setup import (
     may_plant,
     number_of_steps,
     to_measure,
-    unwrapped,
+    unwrap_model,
 )
 from esper.api.growing.watch import Lookout, OptimizerWatch, Watched
 from esper.kasmina import Sources, catalogue_names, check_actions, graft, next_alpha, stage_changes
@@ -111,7 +111,7 @@ class Grower:
         seed: int | None = None,
         hub: Hub | None = None,
     ) -> None:
-        host = unwrapped(model)
+        host = unwrap_model(model)
         scale = make_scale(measure, higher_is_better)
         self._controller = checked_controller(controller)
         self._epochs = number_of_steps(epochs)
@@ -292,7 +292,7 @@ class Grower:
         if not verdicts:
             return []
         before = self.grafted.table
-        self.grafted.follow(settled(before, verdicts))
+        self.grafted.follow(apply_verdicts(before, verdicts))
         moves = stage_changes(before, self.grafted.table)
         self._reporter.moved(before, self.grafted.table, moves, self._signals.epoch)
         reading = self._evaluator.read()
@@ -334,7 +334,7 @@ class Grower:
                 "Call grower.finish() after the last step to decide this in the model itself",
                 stacklevel=2,
             )
-        return export(self.grafted, settled(self.grafted.table, verdicts), self._example, target)
+        return export(self.grafted, apply_verdicts(self.grafted.table, verdicts), self._example, target)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue, random state included, as tensors in plain containers.

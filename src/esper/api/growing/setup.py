@@ -19,12 +19,12 @@ _RULES = (Heuristic, Never, Random, Schedule)
 """Controllers that look at what seeds on trial bring, and not at what those bring that are kept for good."""
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The module whose submodules get slots; a wrapper that would not see them is refused."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     if isinstance(model, DistributedDataParallel):
-        return unwrapped(model.module)
+        return unwrap_model(model.module)
     if isinstance(model, DataParallel):
         raise InputError(
             "DataParallel copies the model to every device without its seeds; pass the model itself, "

@@ -11,18 +11,17 @@ from esper.simic.agent.rollout_buffer import (
 )
 from esper.simic.agent.types import (
     ActionDict,
-    Decision,
     GradientStats,
     HeadEntropies,
     HeadLogProbs,
     Hidden,
+    PolicyStep,
     PPOUpdateMetrics,
 )
 
 __all__ = [
     "CHECKPOINT_VERSION",
     "ActionDict",
-    "Decision",
     "FactoredRecurrentActorCritic",
     "GradientStats",
     "HeadEntropies",
@@ -31,6 +30,7 @@ __all__ = [
     "PPOAgent",
     "PPOUpdateMetrics",
     "Policy",
+    "PolicyStep",
     "TamiyoRolloutBuffer",
     "causal_masks",
     "compute_per_head_advantages",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esper.kasmina.torch_private import compile_recurrent, unwrapped
 from esper.leyline import InputError
 from esper.simic.agent.rollout_buffer import SequenceBatch, TamiyoRolloutBuffer
-from esper.simic.agent.types import Decision, Hidden
+from esper.simic.agent.types import Hidden, PolicyStep
 from esper.simic.config import LearnerConfig
 from esper.simic.control.action_masks import (
     ActionSpec,
@@ -50,7 +50,7 @@ class NetworkOutput(NamedTuple):
     hidden: Hidden
 
 
-class Evaluation(NamedTuple):
+class ActionEvaluation(NamedTuple):
     """Stored actions seen by the present network: all `[B, T, H]` but `values [B, T]` and `logits [B, T, H, K]`."""
 
     log_probs: Tensor
@@ -187,7 +187,7 @@ class FactoredRecurrentActorCritic(nn.Module):
     @torch.inference_mode()
     def get_action(
         self, obs: Tensor, masks: Masks, hidden: Hidden, *, deterministic: bool = False, step: int | None = None
-    ) -> Decision:
+    ) -> PolicyStep:
         """Act once for `obs [N, D]`; `step` is named if a mask leaves no legal action.
 
         The results are inference tensors: copy them into ordinary ones before training on them, as the buffer does.
@@ -201,9 +201,9 @@ class FactoredRecurrentActorCritic(nn.Module):
         selected = select_masks(self.spec, masks, actions)
         require_legal(self.spec, selected, step)
         log_probs = MaskedCategorical(logits, selected, validate=False).log_prob(actions)
-        return Decision(actions, log_probs, output.values.squeeze(1), output.hidden)
+        return PolicyStep(actions, log_probs, output.values.squeeze(1), output.hidden)
 
-    def evaluate_actions(self, obs: Tensor, actions: Tensor, selected: Tensor, hidden: Hidden) -> Evaluation:
+    def evaluate_actions(self, obs: Tensor, actions: Tensor, selected: Tensor, hidden: Hidden) -> ActionEvaluation:
         """Log-probabilities, normalised entropies and values of stored sequences, replayed from `hidden`.
 
         `selected [B, T, H, K]` are the masks that applied, as `select_masks` gives them. They are not checked again:
@@ -211,7 +211,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         """
         output = self(obs, hidden)
         distribution = MaskedCategorical(output.logits, selected, validate=False)
-        return Evaluation(
+        return ActionEvaluation(
             distribution.log_prob(actions),
             distribution.normalized_entropy(),
             output.values,
@@ -278,7 +278,7 @@ class Policy:
     @torch.inference_mode()
     def act(
         self, obs: Tensor, masks: Masks, hidden: Hidden, *, deterministic: bool = False, step: int | None = None
-    ) -> Decision:
+    ) -> PolicyStep:
         """Decide for normalised `obs [N, D]`; `step` is named if a mask leaves no legal action."""
         decision = self.network.get_action(obs, masks, hidden, deterministic=deterministic, step=step)
         return decision._replace(values=decision.values * self.return_scale.scale)

@@ -188,7 +188,9 @@ def step_if_finite(optimizer: torch.optim.Optimizer, loss: Tensor) -> bool:
     return True
 
 
-def clip_gradients(units: Mapping[str, list[nn.Parameter]], max_norm: float, mode: GradClipMode) -> dict[str, Tensor]:
+def clip_policy_gradients(
+    units: Mapping[str, list[nn.Parameter]], max_norm: float, mode: GradClipMode
+) -> dict[str, Tensor]:
     """Clip each unit to `max_norm`, or all together, in place and without waiting for the device.
 
     Returns the norm of each unit `[U]` before clipping, and the total before and after.

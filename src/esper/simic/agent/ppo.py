@@ -34,7 +34,7 @@ from esper.simic.agent.network import NETWORK_OPTIONS, FactoredRecurrentActorCri
 from esper.simic.agent.optimization import (
     ValueMemory,
     build_optimizer,
-    clip_gradients,
+    clip_policy_gradients,
     entropy_bonus,
     fewest_valid,
     log_ratios,
@@ -46,8 +46,8 @@ from esper.simic.agent.optimization import (
 )
 from esper.simic.agent.rollout_buffer import SequenceBatch, TamiyoRolloutBuffer, minibatches
 from esper.simic.agent.types import (
-    Decision,
     Hidden,
+    PolicyStep,
     PPOUpdateMetrics,
     TelemetryLevels,
     UpdateObserver,
@@ -57,7 +57,7 @@ from esper.simic.agent.update_log import (
     Report,
     UpdateLog,
     empty_metrics,
-    fetch,
+    fetch_numbers,
     is_usable,
     round_statistics,
     value_diagnostics,
@@ -238,12 +238,12 @@ class PPOAgent:
             losses = {"policy": policy.detach(), "value": value.detach(), "total": total.detach()}
             log_probs = by_head(self.spec, evaluation.log_probs.detach())
             self.observer.minibatch(part, log_probs, by_head(self.spec, entropies.detach()), losses)
-        norms = clip_gradients(self.units, config.max_grad_norm, config.grad_clip_mode)
+        norms = clip_policy_gradients(self.units, config.max_grad_norm, config.grad_clip_mode)
         # All numbers of the minibatch, for which the device is waited for once.
         log_ratio = log_ratio.detach()
         statistics = ratio_statistics(log_ratio, part.active, part.valid, config.clip_ratio)
         numbers = {"policy_loss": policy, "value_loss": value, "total_loss": total, "entropies": entropies}
-        return fetch(numbers | statistics | norms, list(self.units)), log_ratio
+        return fetch_numbers(numbers | statistics | norms, list(self.units)), log_ratio
 
     def _note_ratio_issue(self, report: Report, log_ratio: Tensor, log: UpdateLog) -> None:
         if not report["ratios_finite"]:
@@ -299,7 +299,7 @@ class PPOAgent:
         """The LSTM state at the start of an episode."""
         return self.policy.initial_hidden(self.num_envs if num_envs is None else num_envs)
 
-    def act(self, obs: Tensor, masks: Masks, hidden: Hidden, *, deterministic: bool = False) -> Decision:
+    def act(self, obs: Tensor, masks: Masks, hidden: Hidden, *, deterministic: bool = False) -> PolicyStep:
         """Decide for normalised `obs [N, D]`; values are in raw units."""
         return self.policy.act(obs, masks, hidden, deterministic=deterministic, step=self.buffer.num_steps)
 

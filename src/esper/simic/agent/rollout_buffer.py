@@ -32,16 +32,16 @@ from esper.leyline import (
     InputError,
     SlotConfig,
 )
-from esper.simic.agent.types import Decision, Hidden
+from esper.simic.agent.types import Hidden, PolicyStep
 from esper.simic.config.training import HiddenStorage, LearnerConfig
 from esper.simic.control.action_masks import (
     ActionSpec,
     Masks,
     esper_action_spec,
-    move,
     move_masks,
     relevant_heads,
     select_masks,
+    to_device,
 )
 
 LARGEST_ROUND = 2**30
@@ -123,14 +123,14 @@ class TamiyoRolloutBuffer:
         """`[N, T]`, True where a step was stored."""
         if (self.step_counts < 0).any():
             raise InputError(f"step counts cannot be negative: {self.step_counts.tolist()}")
-        return move(torch.arange(self.max_steps) < self.step_counts.unsqueeze(1), self.device)
+        return to_device(torch.arange(self.max_steps) < self.step_counts.unsqueeze(1), self.device)
 
     def add_step(
         self,
         obs: Tensor,
         masks: Masks,
         hidden: Hidden,
-        decision: Decision,
+        decision: PolicyStep,
         rewards: Tensor,
         dones: Tensor,
         truncated: Tensor,
@@ -163,7 +163,7 @@ class TamiyoRolloutBuffer:
         if step < self.hidden_h.shape[1]:
             given += [(self.hidden_h, hidden[0].movedim(0, 1)), (self.hidden_c, hidden[1].movedim(0, 1))]
         for rows, values in given:
-            rows[:, step] = move(values, self.device)
+            rows[:, step] = to_device(values, self.device)
         self.bootstrap_values[:, step] = math.nan if bootstrap_values is None else bootstrap_values
         self._count(active)
 
@@ -187,7 +187,7 @@ class TamiyoRolloutBuffer:
         """
         valid = self.valid
         # A row ends at its last stored step, whether or not its episode does.
-        last = move(torch.arange(self.max_steps) == self.step_counts.unsqueeze(1) - 1, self.device)
+        last = to_device(torch.arange(self.max_steps) == self.step_counts.unsqueeze(1) - 1, self.device)
         ends = self.dones | last
         bootstrapped = valid & torch.where(self.dones, self.truncated & (not horizon_is_terminal), last)
         if (bootstrapped & ~self.bootstrap_values.isfinite()).any():
@@ -313,7 +313,7 @@ class SequenceBatch:
     def rows(self, index: Tensor) -> "SequenceBatch":
         """The sequences in `index`, cut to the longest of them, without the full masks: losses need `selected` only."""
         longest = int(self.lengths[index].max())
-        place = move(index, self.obs.device)
+        place = to_device(index, self.obs.device)
         return SequenceBatch(
             **{name: getattr(self, name)[place, :longest] for name in _STEP_FIELDS},
             masks={},
@@ -343,9 +343,9 @@ class SequenceBatch:
         """The same on `device`, but for the lengths."""
         return replace(
             self,
-            **{name: move(getattr(self, name), device) for name in _STEP_FIELDS},
+            **{name: to_device(getattr(self, name), device) for name in _STEP_FIELDS},
             masks=move_masks(self.masks, device),
-            hidden=(move(self.hidden[0], device), move(self.hidden[1], device)),
+            hidden=(to_device(self.hidden[0], device), to_device(self.hidden[1], device)),
         )
 
 

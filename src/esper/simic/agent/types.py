@@ -16,7 +16,7 @@ HeadEntropies = dict[str, Tensor]
 """Head name to normalised entropies."""
 
 
-class Decision(NamedTuple):
+class PolicyStep(NamedTuple):
     """What acting gives: `actions [N, H]`, `log_probs [N, H]`, `values [N]` and the state after this step."""
 
     actions: Tensor

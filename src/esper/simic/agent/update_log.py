@@ -23,7 +23,7 @@ Report = dict[str, float]
 
 
 @torch.inference_mode()
-def fetch(numbers: Mapping[str, Tensor], parts: Sequence[str] = ()) -> Report:
+def fetch_numbers(numbers: Mapping[str, Tensor], parts: Sequence[str] = ()) -> Report:
     """Tensors `[]` and `[n]` as numbers by name, in one transfer; those of `[n]` go by the first n of `parts`."""
     names = []
     for name, number in numbers.items():
@@ -55,7 +55,7 @@ def value_diagnostics(values: Tensor, returns: Tensor, advantages: Tensor) -> Va
         "advantage_positive_share": (advantages > 0).float().mean(),
         "explained_variance": _explained_variance(values, returns),
     }
-    return cast("ValueDiagnostics", fetch(numbers))
+    return cast("ValueDiagnostics", fetch_numbers(numbers))
 
 
 def _explained_variance(values: Tensor, returns: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def round_statistics(
         "head_choice_entropies": masked_mean(old.normalized_entropy(), choices),
         "head_choices": choices.flatten(0, -2).sum(0),
     }
-    fetched: dict[str, Any] = fetch(numbers, spec.names)
+    fetched: dict[str, Any] = fetch_numbers(numbers, spec.names)
     for metric in ("mask_hit_rates", "head_choice_entropies", "head_choices"):
         fetched[metric] = {name: fetched.pop(f"{metric}.{name}") for name in spec.names}
     fetched["head_choices"] = {name: int(count) for name, count in fetched["head_choices"].items()}

@@ -181,7 +181,7 @@ def _esper_action_spec(slot_config: SlotConfig, blueprints: int) -> ActionSpec:
     return ActionSpec(tuple(heads[name] for name in HEAD_NAMES), decider="op")
 
 
-def move(tensor: Tensor, device: torch.device | str) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """`tensor` on `device`, the same one if it is there; nothing waits for a copy towards a device."""
     # A copy to the CPU is waited for: until it is done, what was returned holds anything.
     return tensor.to(device, non_blocking=torch.device(device).type != "cpu")
@@ -189,7 +189,7 @@ def move(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 def move_masks(masks: Masks, device: torch.device | str) -> dict[str, Tensor]:
     """`masks` on `device`."""
-    return {name: move(mask, device) for name, mask in masks.items()}
+    return {name: to_device(mask, device) for name, mask in masks.items()}
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -259,7 +259,9 @@ def gumbel_noise(like: Tensor) -> Tensor:
 
     It is drawn on the CPU: a seed then gives the same decisions on every device, and one random state resumes a run.
     """
-    return move(torch.empty_like(like, dtype=torch.float32, device="cpu").exponential_().log_().neg_(), like.device)
+    return to_device(
+        torch.empty_like(like, dtype=torch.float32, device="cpu").exponential_().log_().neg_(), like.device
+    )
 
 
 def _best_legal(scores: Tensor, mask: Tensor) -> Tensor:

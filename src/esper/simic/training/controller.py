@@ -12,7 +12,7 @@ from esper.simic.agent.checkpoint import load_checkpoint, naming
 from esper.simic.agent.network import Policy
 from esper.simic.agent.types import Hidden
 from esper.simic.control import esper_action_spec, observation_width, signals_to_features
-from esper.simic.control.action_masks import move, move_masks
+from esper.simic.control.action_masks import move_masks, to_device
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.world import masks_by_head
 from esper.tolaria import Situation
@@ -57,7 +57,7 @@ class LearnedController:
         slots, policy = situation.table.shape[1], self._policy
         if slots != self.num_slots:
             raise InputError(f"this controller was trained for {self.num_slots} slots; the host has {slots}")
-        observations = policy.normalized(move(signals_to_features(situation), policy.device))
+        observations = policy.normalized(to_device(signals_to_features(situation), policy.device))
         masks = move_masks(masks_by_head(situation.masks), policy.device)
         decision = policy.act(observations, masks, self._hidden, deterministic=True)
         self._hidden = decision.hidden

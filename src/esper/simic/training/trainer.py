@@ -22,7 +22,7 @@ from esper.simic.agent.network import Policy
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden, PPOUpdateMetrics
 from esper.simic.config import TrainingConfig
-from esper.simic.control.action_masks import move, move_masks
+from esper.simic.control.action_masks import move_masks, to_device
 from esper.simic.telemetry import Anomaly, Instruments
 from esper.simic.training.controller import LearnedController
 from esper.simic.training.resuming import load_newest
@@ -300,7 +300,7 @@ def collect_round(
     teachers = None if teacher is None else world.controllers(teacher)
     while running.any():
         # The world is on the CPU; policy and buffer are on the agent's device.
-        observations, masks = move(observations, agent.device), move_masks(masks, agent.device)
+        observations, masks = to_device(observations, agent.device), move_masks(masks, agent.device)
         normalized = policy.normalized(observations)
         decision = agent.act(normalized, masks, hidden)
         played = decision.actions.cpu()
@@ -333,4 +333,4 @@ def _values_after(step: Transition, policy: Policy, hidden: Hidden) -> Tensor | 
     """What the state after `step` is worth, if an episode was cut off there."""
     if not step.truncated.any():
         return None
-    return policy.value(policy.normalized(move(step.observations, policy.device)), hidden)
+    return policy.value(policy.normalized(to_device(step.observations, policy.device)), hidden)

@@ -99,7 +99,7 @@ def move_split(split: Split, device: torch.device, dtype: torch.dtype) -> Split:
 
 
 @torch.inference_mode()
-def evaluate(
+def evaluate_variants(
     model: GraftedModel, task: Task, split: Split, alphas: Tensor, passes: Passes = EAGER
 ) -> tuple[Tensor, Tensor]:
     """Loss and score `[C]` of C variants of one network in one pass, with their seeds forced to `alphas [C, S]`."""
@@ -146,7 +146,7 @@ def measure(
     for copy, (slot, alpha) in enumerate(forced, start=1):
         alphas[copy, slot] = alpha
     parameter = next(model.parameters())
-    loss, score = evaluate(model, task, move_split(split, parameter.device, parameter.dtype), alphas, passes)
+    loss, score = evaluate_variants(model, task, move_split(split, parameter.device, parameter.dtype), alphas, passes)
 
     # What each variant tells, at the slot that it is about.
     own, without, with_all, with_more = score.split([1, len(blended), len(isolated), len(tried)])

@@ -21,7 +21,7 @@ one of kind 1 in slot 1 that is blended in at alpha 0.5. This is what a pass in 
 
 One branch, of host 1, is born at slot 0 to run with its isolated seed as a whole:
 
->>> training.branch_owner.tolist(), training.branch_slot.tolist(), Branch(int(training.branch_kind)).name
+>>> training.branch_owner.tolist(), training.branch_slot.tolist(), BranchKind(int(training.branch_kind)).name
 ([1], [0], 'HAS_WHOLE')
 
 At slot 0 there is one seed, at position 0. It is not blended, so that the trunk passes it by, and it is tried at 1:
@@ -42,7 +42,7 @@ At slot 1 the seed at position 0 acts on the trunk of host 1. Of its group, numb
 In validation the isolated seed has no part, and host 1 gets a branch at slot 1 that runs without the blended one:
 
 >>> validation = plan_route(planted, table, leave_out=True, whole=False)
->>> validation.branch_slot.tolist(), Branch(int(validation.branch_kind)).name
+>>> validation.branch_slot.tolist(), BranchKind(int(validation.branch_kind)).name
 ([1], 'LEAVES_OUT')
 >>> validation.crossings[1].left_out.tolist(), validation.crossings[1].passing
 ([0], ())
@@ -185,7 +185,7 @@ Owners = Mapping[int, Tensor]
 """Blueprint id to the hosts that have such a seed, ascending: the groups of one slot."""
 
 
-class Branch(IntEnum):
+class BranchKind(IntEnum):
     """What a branch is for."""
 
     LEAVES_OUT = 0
@@ -230,10 +230,10 @@ class Crossing:
         blended = [self.blended_at[(self.blended_at >= a) & (self.blended_at < b)] - a for a, b in pairwise(starts)]
         return list(self.owner.split(self.sizes)), blended
 
-    def births(self) -> list[tuple[Tensor, Branch]]:
+    def births(self) -> list[tuple[Tensor, BranchKind]]:
         """The hosts of the branches that begin here, in the order in which they do, and what they are for."""
         whole, tries = self.tried[: self.num_whole], self.tried[self.num_whole :]
-        kinds = ((self.left_out, Branch.LEAVES_OUT), (whole, Branch.HAS_WHOLE), (tries, Branch.TRIES))
+        kinds = ((self.left_out, BranchKind.LEAVES_OUT), (whole, BranchKind.HAS_WHOLE), (tries, BranchKind.TRIES))
         return [(self.owner[positions], kind) for positions, kind in kinds]
 
 
@@ -247,7 +247,7 @@ class Route:
     branch_slot: Tensor
     """`[K]`: the slot where it was born."""
     branch_kind: Tensor
-    """`[K]`: codes of `Branch`."""
+    """`[K]`: codes of `BranchKind`."""
 
 
 def plan_route(

@@ -42,7 +42,7 @@ from esper.tolaria.executors.base import (
 from esper.tolaria.executors.forward import Batched, Leaves, Seen, StackedForward, cut_chain, fit_rows
 from esper.tolaria.executors.rows import (
     AllRows,
-    Branch,
+    BranchKind,
     GroupKey,
     Route,
     RowOptimizer,
@@ -201,11 +201,11 @@ class StackedExecutor:
 
     def _gains(self, route: Route, trunk: Tensor, branches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Contributions, prospects and trials from the scores of hosts and branches, each `[N, S]`."""
-        result = torch.full((len(Branch), self._num_hosts, len(self.sites)), NOT_MEASURED)
-        scores = torch.where(route.branch_kind == Branch.TRIES, branches.nan_to_num(0.0), branches)
+        result = torch.full((len(BranchKind), self._num_hosts, len(self.sites)), NOT_MEASURED)
+        scores = torch.where(route.branch_kind == BranchKind.TRIES, branches.nan_to_num(0.0), branches)
         gain = scores - trunk[route.branch_owner]
         result[route.branch_kind, route.branch_owner, route.branch_slot] = gain
-        return -result[Branch.LEAVES_OUT], result[Branch.HAS_WHOLE], result[Branch.TRIES]
+        return -result[BranchKind.LEAVES_OUT], result[BranchKind.HAS_WHOLE], result[BranchKind.TRIES]
 
     @_VMAP_ATTENTION
     def measure_merit(self, hosts: Tensor) -> Tensor:
