@@ -188,7 +188,6 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 
 def move_masks(masks: Masks, device: torch.device | str) -> dict[str, Tensor]:
-    """`masks` on `device`."""
     return {name: to_device(mask, device) for name, mask in masks.items()}
 
 
