@@ -5,12 +5,14 @@ import pytest
 from esper.leyline import Blend, InputError, Op
 from esper.tamiyo import (
     Never,
+    Plans,
     Planting,
     Random,
     Schedule,
+    play,
     run_episode,
 )
-from esper.tolaria import Episode
+from esper.tolaria import Episode, Population
 from tests.tamiyo.builders import actions_of
 from tests.worlds import slots_of, tiny_task
 
@@ -62,3 +64,16 @@ def test_plantings_are_written_and_read() -> None:
     for text in ("4:0", "a:0:3", "4:-1:3", ""):
         with pytest.raises(InputError, match="step:slot:blueprint"):
             Planting.parse(text)
+
+
+def test_every_host_follows_its_own_plan() -> None:
+    population = Population(tiny_task(), 3)
+    population.start([5, 5, 5])
+    play(population, Plans([[Planting(0, 0, 3, Blend.INSTANT)], [], [Planting(2, 1, 5, Blend.INSTANT)]]), seed=0)
+    kept = [[(seed.slot_id, seed.blueprint) for seed in result.kept] for result in population.results()]
+    assert kept == [[("r0c0", "mlp")], [], [("r0c1", "far_narrow")]]
+
+
+def test_plans_are_needed_for_every_host() -> None:
+    with pytest.raises(InputError, match="3 hosts need as many plans; got 1"):
+        Plans([[]]).reset(3, 0)

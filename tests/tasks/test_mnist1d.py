@@ -168,3 +168,13 @@ def test_series_of_another_length_fit_the_host_and_are_kept(length: int, data: P
     assert task.data() == "generated, here"
     assert torch.equal(task.load().train.x, splits.train.x)
     assert len(list(data.iterdir())) == 1
+
+
+def test_the_mlp_has_the_same_data_and_reads_series_of_any_length() -> None:
+    conv, mlp = find_task("mnist1d:num_samples=100"), find_task("mnist1d-mlp:num_samples=100")
+    assert torch.equal(conv.splits().train.x, mlp.splits().train.x)
+    assert mlp.name == "mnist1d-mlp:num_samples=100"
+    longer = find_task("mnist1d-mlp:num_samples=100,final_seq_length=50")
+    assert longer.build_host()(longer.splits().val.x).shape == (len(longer.splits().val), 10)
+    assert find_task("mnist1d-mlp:shuffle_seq=true") is find_task("mnist1d-shuffled-mlp")
+    assert find_task("mnist1d-mlp:seed=42") is find_task("mnist1d-mlp")

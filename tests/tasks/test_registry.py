@@ -40,3 +40,31 @@ def test_unknown_tasks_get_the_list_of_known_ones() -> None:
         find_task("mnist2d")
     assert TINY in task_names()
     assert tiny_task().name == TINY
+
+
+def test_a_task_can_have_a_host_of_other_sizes() -> None:
+    resized = find_task("digits@widths=8-12")
+    assert [block[0].out_features for block in resized.build_host().blocks] == [8, 12]
+    assert resized.splits() is find_task("digits").splits()
+    assert resized.optimizer == find_task("digits").optimizer
+    assert find_task("digits@widths=8-12") is resized
+    assert find_task("digits@widths=16-16-16") is find_task("digits")
+    assert find_task("mnist1d:seed=7@kernel=5,channels=4").name == "mnist1d:seed=7@channels=4,kernel=5"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digits@", "is malformed at ''"),
+        ("digits@widths", "is malformed at 'widths'"),
+        ("digits@widths=8-", "is malformed at 'widths=8-'"),
+        ("digits@inputs=3", "is malformed at 'inputs=3'"),
+        ("mnist1d@kernel=3-5", "setting 'kernel' of host 'conv1d' must be positive whole numbers"),
+        ("digits@widths=0-8", "setting 'widths' of host 'mlp' must be positive whole numbers"),
+        ("digits@channels=8", "unknown setting of host 'mlp': 'channels'"),
+        ("nothing@widths=8", "unknown task 'nothing'"),
+    ],
+)
+def test_sizes_that_are_none_are_refused(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_task(name)

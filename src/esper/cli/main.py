@@ -22,6 +22,7 @@ from esper.cli.demo import Demo
 from esper.cli.doctor import Doctor
 from esper.cli.evaluate import Evaluate
 from esper.cli.grow import Grow
+from esper.cli.search import Search
 from esper.cli.sql import Sql
 from esper.cli.tasks import Tasks
 from esper.cli.train import Train, base_config, full_names
@@ -45,7 +46,8 @@ class Esper:
     """Grow neural networks while they train."""
 
     command: Annotated[
-        Bench | Blueprints | Data | Demo | Doctor | Evaluate | Grow | Sql | Tasks | Train, tyro.conf.arg(name="")
+        Bench | Blueprints | Data | Demo | Doctor | Evaluate | Grow | Search | Sql | Tasks | Train,
+        tyro.conf.arg(name=""),
     ]
     debug: Annotated[bool, tyro.conf.CascadeSubcommandArgs, tyro.conf.FlagCreatePairsOff] = False
     """Show the traceback of an error; allowed anywhere on the line."""

@@ -3,13 +3,14 @@
 from esper.tamiyo.heuristic import Heuristic, HeuristicSettings
 from esper.tamiyo.registry import controller_names, make_controller
 from esper.tamiyo.rollout import play, run_episode, run_episodes
-from esper.tamiyo.simple import Controller, Never, Planting, Random, Schedule, wait
+from esper.tamiyo.simple import Controller, Never, Plans, Planting, Random, Schedule, wait
 
 __all__ = [
     "Controller",
     "Heuristic",
     "HeuristicSettings",
     "Never",
+    "Plans",
     "Planting",
     "Random",
     "Schedule",

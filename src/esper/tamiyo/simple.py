@@ -118,17 +118,35 @@ class Schedule:
         """Nothing to forget: the step is read off the situation."""
 
     def decide(self, situation: Situation) -> Tensor:
-        """The planting that is due, else a seed to keep, else WAIT; what is not legal now is left out."""
-        return torch.stack([self._decide_for(situation, host) for host in range(situation.table.shape[0])])
+        hosts = range(situation.table.shape[0])
+        return torch.stack([_follow(self.plantings, situation, host) for host in hosts])
 
-    def _decide_for(self, situation: Situation, host: int) -> Tensor:
-        masks, step = situation.masks, int(situation.signals.epoch[host])
-        for planting in self.plantings:
-            known = planting.slot < masks.blueprint.shape[1] and planting.blueprint < masks.blueprint.shape[2]
-            if planting.step != step or not known:
-                continue
-            legal = masks.slot[host, Op.GERMINATE, planting.slot] & masks.blend[host, planting.blend]
-            if legal and masks.blueprint[host, planting.slot, planting.blueprint]:
-                return torch.tensor([planting.slot, planting.blueprint, planting.blend, Op.GERMINATE])
-        keepable = masks.slot[host, Op.FOSSILIZE].nonzero().flatten().tolist()
-        return torch.tensor([keepable[0], 0, 0, Op.FOSSILIZE]) if keepable else wait(1)[0]
+
+class Plans:
+    """Follows a list of plantings for each host, as a schedule does for all."""
+
+    name = "plans"
+
+    def __init__(self, plans: Sequence[Sequence[Planting]]) -> None:
+        self.plans = plans
+
+    def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
+        if num_hosts != len(self.plans):
+            raise InputError(f"{num_hosts} hosts need as many plans; got {len(self.plans)}")
+
+    def decide(self, situation: Situation) -> Tensor:
+        return torch.stack([_follow(plan, situation, host) for host, plan in enumerate(self.plans)])
+
+
+def _follow(plantings: Sequence[Planting], situation: Situation, host: int) -> Tensor:
+    """The planting that is due, else a seed to keep, else WAIT; what is not legal now is left out."""
+    masks, step = situation.masks, int(situation.signals.epoch[host])
+    for planting in plantings:
+        known = planting.slot < masks.blueprint.shape[1] and planting.blueprint < masks.blueprint.shape[2]
+        if planting.step != step or not known:
+            continue
+        legal = masks.slot[host, Op.GERMINATE, planting.slot] & masks.blend[host, planting.blend]
+        if legal and masks.blueprint[host, planting.slot, planting.blueprint]:
+            return torch.tensor([planting.slot, planting.blueprint, planting.blend, Op.GERMINATE])
+    keepable = masks.slot[host, Op.FOSSILIZE].nonzero().flatten().tolist()
+    return torch.tensor([keepable[0], 0, 0, Op.FOSSILIZE]) if keepable else wait(1)[0]

@@ -7,6 +7,7 @@ import esper.tasks.images
 import esper.tasks.mnist1d
 import esper.tasks.text
 import esper.tasks.ucr  # noqa: F401  # importing registers
+from esper.tasks.collections import HELD_OUT_TASKS, TRAINING_TASKS, tasks_of
 from esper.tasks.download import fetch, is_published
 from esper.tasks.files import SETS, data_folder, find_set
 from esper.tasks.registry import (
@@ -26,7 +27,9 @@ from esper.tasks.registry import (
 from esper.tasks.sharing import SharedData
 
 __all__ = [
+    "HELD_OUT_TASKS",
     "SETS",
+    "TRAINING_TASKS",
     "HostSettings",
     "Loader",
     "OptimizerSettings",
@@ -44,4 +47,5 @@ __all__ = [
     "task_families",
     "task_family",
     "task_names",
+    "tasks_of",
 ]

@@ -123,21 +123,37 @@ def load_mnist1d_shuffled() -> Splits:
 )
 def make_mnist1d(text: str) -> Task:
     """MNIST-1D with some generator settings changed; host and optimiser stay those tuned on the published draw."""
+    name, summary, load, data = _describe(parse_settings(text))
+    return Task(name, summary, load, "conv1d", _CLASSES, _HOST_SETTINGS, _TUNED, data=data)
+
+
+@task_family(
+    "mnist1d-mlp",
+    "mnist1d-mlp:<key=value,...>",
+    "the same with a host that knows nothing of order",
+    host="mlp",
+    data=lambda: "generated at first use",
+)
+def make_mnist1d_mlp(text: str) -> Task:
+    """The same data as `mnist1d:`, for the MLP host."""
     settings = parse_settings(text)
-    name = f"mnist1d:{canonical_settings(settings)}" if settings else "mnist1d"
+    name, summary, load, data = _describe(settings)
+    base, colon, rest = name.partition(":")
+    length = settings.get("final_seq_length", published()["final_seq_length"])
+    assert isinstance(length, int)
+    sizes: HostSettings = {**_MLP_SETTINGS, "inputs": length}
+    return Task(f"{base}-mlp{colon}{rest}", summary, load, "mlp", _CLASSES, sizes, _MLP_TUNED, data=data)
+
+
+def _describe(settings: Mapping[str, Setting]) -> tuple[str, str, Loader, Callable[[], str]]:
+    """Name, summary, loader and state of the data of a generator's settings."""
+    shown = canonical_settings(settings)
+    name = f"mnist1d:{shown}" if settings else "mnist1d"
     name = "mnist1d-shuffled" if settings == {"shuffle_seq": True} else name
     # Names of all settings together would be too long for some file systems.
     cache_name = f"mnist1d-{hashlib.sha256(name.encode()).hexdigest()[:16]}" if ":" in name else name
-    return Task(
-        name,
-        f"MNIST-1D with {canonical_settings(settings)}",
-        partial(_load, cache_name, settings),
-        "conv1d",
-        _CLASSES,
-        _HOST_SETTINGS,
-        _TUNED,
-        data=lambda: _data_note(cache_name),
-    )
+    load = partial(_load, cache_name, settings)
+    return name, f"MNIST-1D with {shown}", load, lambda: _data_note(cache_name)
 
 
 @cache

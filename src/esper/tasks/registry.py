@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -109,6 +109,10 @@ Loader = Callable[[], Splits]
 Quality = Literal["accuracy", "loss"]
 """What the score in [0, 1] is: the share of right answers, or, for text, 1 - loss / ln(classes)."""
 RateSchedule = Literal["constant", "cosine", "wsd"]
+_SHAPED_BY_DATA = ("inputs", "classes", "vocabulary", "context")
+"""Sizes of hosts that follow from the data."""
+_SEVERAL = ("channels", "widths")
+"""Sizes of hosts that are one number per layer."""
 HostSettings = Mapping[str, int | tuple[int, ...]]
 """Arguments of a host of the zoo."""
 
@@ -233,7 +237,11 @@ def tasks_without_download() -> list[str]:
 
 
 def find_task(name: str) -> Task:
-    """The task called `name`; one of a family is made the first time."""
+    """The task called `name`; one of a family, or with a host of other sizes, is made the first time."""
+    base, resized, sizes = name.partition("@")
+    if resized:
+        made = _with_sizes(find_task(base), sizes)
+        return _RESOLVED.setdefault(made.name, made)
     if name in _REGISTRY:
         return _REGISTRY[name]
     family, colon, settings = name.partition(":")
@@ -241,6 +249,34 @@ def find_task(name: str) -> Task:
         raise unknown_name("task", name, [*task_names(), *(family.form for family in task_families())])
     made = _FAMILIES[family].make(settings)
     return _REGISTRY.get(made.name) or _RESOLVED.setdefault(made.name, made)
+
+
+def _with_sizes(task: Task, text: str) -> Task:
+    """`task` with a host of the sizes in `text`, as "channels=4-8,kernel=5"; the optimiser stays."""
+    given = {}
+    for entry in text.split(","):
+        key, equals, value = (part.strip() for part in entry.partition("="))
+        parts = value.split("-")
+        if not equals or key in _SHAPED_BY_DATA or not all(part.isdecimal() for part in parts):
+            raise InputError(
+                f"task {task.name}@{text} is malformed at {entry.strip()!r}; "
+                "write sizes of the host as in mnist1d@channels=4-8 or digits@widths=12-12"
+            )
+        given[key] = tuple(map(int, parts)) if key in _SEVERAL else int(value) if len(parts) == 1 else ()
+    settings = {**task.host_settings, **given}
+    # Built once without memory, to refuse what is no host; the same sizes again are the same task.
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        build_host(task.host, **settings)
+    if settings == task.host_settings:
+        return task
+    shown = ",".join(f"{key}={'-'.join(map(str, _as_tuple(given[key])))}" for key in sorted(given))
+    return replace(
+        task, name=f"{task.name}@{shown}", summary=f"{task.summary}; host with {shown}", host_settings=settings
+    )
+
+
+def _as_tuple(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return size if isinstance(size, tuple) else (size,)
 
 
 def set_splits(task: Task, splits: Splits) -> None:

@@ -1,0 +1,19 @@
+"""Search: the best plan of a task, found by playing plans and modelling what they come to."""
+
+from esper.simic.search.plans import Plan, PlanSpace, show_plan
+from esper.simic.search.posterior import Posterior
+from esper.simic.search.search import Finding, PlanSearch, SearchSettings
+from esper.simic.search.tasks import SearchJob, TaskFindings, search_tasks
+
+__all__ = [
+    "Finding",
+    "Plan",
+    "PlanSearch",
+    "PlanSpace",
+    "Posterior",
+    "SearchJob",
+    "SearchSettings",
+    "TaskFindings",
+    "search_tasks",
+    "show_plan",
+]
