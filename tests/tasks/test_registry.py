@@ -44,7 +44,8 @@ def test_unknown_tasks_get_the_list_of_known_ones() -> None:
 
 def test_a_task_can_have_a_host_of_other_sizes() -> None:
     resized = find_task("digits@widths=8-12")
-    assert [block[0].out_features for block in resized.build_host().blocks] == [8, 12]
+    weights = {name: tuple(tensor.shape) for name, tensor in resized.build_host().named_parameters()}
+    assert [weights[f"blocks.{block}.0.weight"] for block in (0, 1)] == [(8, 64), (12, 8)]
     assert resized.splits() is find_task("digits").splits()
     assert resized.optimizer == find_task("digits").optimizer
     assert find_task("digits@widths=8-12") is resized
