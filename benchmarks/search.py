@@ -35,7 +35,7 @@ class Options:
     """Searches of each task."""
     episodes: int = 256
     """Episodes of each search, those of its finalists not counted."""
-    long: int = 1024
+    long: int = 0
     """Episodes of the one long search; 0: none."""
     price: float = 0.03
     """Price of doubling the host's parameters, in units of score."""

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.commands import run
 
 _SMALL = (
-    "--task", "digits", "--episodes", "32", "--final-seeds", "1", "--epochs", "9", "--batches-per-epoch", "1",
+    "--task", "digits", "--episodes", "32", "--final-seeds", "4", "--epochs", "9", "--batches-per-epoch", "1",
     "--price", "0.03",
 )  # fmt: skip
 

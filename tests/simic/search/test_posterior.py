@@ -35,7 +35,9 @@ def _textbook(
     ])  # fmt: skip
     precision = design.T @ design / scales["noise"] ** 2 + np.diag(deviations**-2.0)
     covariance = np.linalg.inv(precision)
-    mean = covariance @ design.T @ (scores.numpy() - 50.0) / scales["noise"] ** 2
+    expected = np.zeros(design.shape[1])
+    expected[1 : 1 + len(space.prior())] = scales["effects"] * space.prior_mean().numpy()
+    mean = expected + covariance @ design.T @ (scores.numpy() - 50.0 - design @ expected) / scales["noise"] ** 2
     return mean, covariance
 
 

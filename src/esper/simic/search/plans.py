@@ -24,6 +24,10 @@ BLENDS = (Blend.INSTANT, Blend.LINEAR)
 """The ways of joining that are tried; the others are close to linear."""
 _MOMENTS = (0.0, 0.08, 0.2, 0.36)
 """When seeds are planted, as shares of the episode."""
+_DELAY = -0.5
+"""Points that waiting for the second moment is expected to cost; later ones cost in proportion."""
+_BLENDING = -1.0
+"""Points that a blend other than instant is expected to cost."""
 _DEVIATIONS = {
     "kind": 3.0,
     "slot": 1.5,
@@ -96,6 +100,15 @@ class PlanSpace:
     def prior(self) -> Tensor:
         """`[F]`: the prior standard deviation of each feature's effect, in points."""
         return torch.cat([torch.full((size,), _DEVIATIONS[name]).double() for name, size in self.sizes().items()])
+
+    def prior_mean(self) -> Tensor:
+        """`[F]`: the expected effects, in points: seeds that come early and join at once do better (docs/growth.md)."""
+        parts = {name: torch.zeros(size, dtype=torch.float64) for name, size in self.sizes().items()}
+        first, *later = self.moments
+        for index, step in enumerate(later, start=1):
+            parts["moment"][index] = _DELAY * (step - first) / (later[0] - first)
+        parts["blend"][1:] = _BLENDING
+        return torch.cat(list(parts.values()))
 
     def features(self, plans: Sequence[Plan]) -> Tensor:
         """`[n, F]`, float64."""

@@ -2,7 +2,7 @@
 
     score = mean + features · effects + own(plan) + luck(seed) + noise
 
-All terms are normal with mean 0 and known deviations. `own` is what a plan brings beyond its features, so that playing
+All terms are normal with known means and deviations. `own` is what a plan brings beyond its features, so that playing
 a plan again tells more of that plan than of others. `luck` is what all plans that are played from one seed share; the
 host that is left alone is one of them, so its score is a control variate, with the weight that the data give it.
 """
@@ -44,6 +44,7 @@ class Posterior:
         self._which = which
         self._scores = scores.double()
         self._prior = space.prior()
+        self._expected = space.prior_mean()
         # The parts of the covariance of scores, which the scales then weight.
         self._structure = (self._features * self._prior.square()) @ self._features.T
         self._same_plan = (which[:, None] == which).double()
@@ -51,6 +52,7 @@ class Posterior:
         self._same_seed = (self._seed[:, None] == self._seed).double()
         self._scales = max(_grid(), key=self._log_likelihood)
         self._factor = torch.linalg.cholesky(self._covariance(self._scales))
+        self._surprise = self._surprises(self._scales)
 
     @property
     def scales(self) -> dict[str, float]:
@@ -65,13 +67,19 @@ class Posterior:
 
     def _log_likelihood(self, scales: _Scales) -> float:
         factor = torch.linalg.cholesky(self._covariance(scales))
-        white = torch.linalg.solve_triangular(factor, self._scores[:, None] - _MEAN, upper=False)
+        white = torch.linalg.solve_triangular(factor, self._surprises(scales)[:, None], upper=False)
         return float(-0.5 * white.square().sum() - factor.diagonal().log().sum())
+
+    def _surprises(self, scales: _Scales) -> Tensor:
+        """`[n]`: scores minus what the prior expects."""
+        surprises: Tensor = self._scores - _MEAN - scales.effects * (self._features @ self._expected)
+        return surprises
 
     def mean_effects(self) -> tuple[Tensor, Tensor]:
         """Of the features, `[F]`, and of the observed plans themselves."""
-        weights = torch.cholesky_solve(self._scores[:, None] - _MEAN, self._factor).squeeze(1)
-        return self._project(weights)
+        weights = torch.cholesky_solve(self._surprise[:, None], self._factor).squeeze(1)
+        effects, own = self._project(weights)
+        return effects + self._scales.effects * self._expected, own
 
     def draw_effects(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """One draw from the posterior of what `mean_effects` gives: one of the prior, moved by what it gets wrong."""
@@ -86,9 +94,9 @@ class Posterior:
         luck = scales.luck * normal(int(self._seed.max()) + 1)[self._seed]
         noise = scales.noise * normal(len(self._scores))
         imagined = mean + self._features @ effects + own[self._which] + luck + noise
-        wrong = self._scores - _MEAN - imagined
+        wrong = self._surprise - imagined
         moved = self._project(torch.cholesky_solve(wrong[:, None], self._factor).squeeze(1))
-        return effects + moved[0], own + moved[1]
+        return effects + moved[0] + scales.effects * self._expected, own + moved[1]
 
     def _project(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """What the prior covariance of effects and scores makes of weights of the scores."""

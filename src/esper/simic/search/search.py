@@ -2,7 +2,8 @@
 
 Batch after batch, each host of a population is given a plan of its own: the best one under effects that are drawn from
 their posterior. A few seeds are shared by all plans of a batch, and one host of each seed is left alone. At the end the
-best plans at each price are played again, from fresh seeds, and the posterior of everything decides among them.
+best plans at each price are played again, from fresh seeds, in rounds that half of them survive (successive halving), and
+the posterior of everything decides among them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from esper.kasmina import catalogue_names, check_catalogue, find_blueprint
 from esper.leyline import DEFAULT_PRICE, HEAD_NAMES, POINTS, Blend, InputError
-from esper.nissa.state_files import checked_keys, checked_tensor
+from esper.nissa.state_files import checked_keys, checked_tensor, checked_whole
 from esper.simic.search.plans import Plan, PlanSpace
 from esper.simic.search.posterior import Posterior
 from esper.tamiyo import Plans, Planting, play
@@ -26,6 +27,7 @@ FIRST_SEARCH_SEED = 20_000_000
 _SEEDS_PER_SEARCH = 100_000
 _FINAL_SEEDS = _SEEDS_PER_SEARCH // 2
 """From here on, of a search's own seeds, those of the plans that are played again."""
+_FINAL_ROUNDS = 4
 _NONE = -1
 
 
@@ -43,15 +45,22 @@ class SearchSettings:
     """Most seeds of a plan."""
     prices: tuple[float, ...] = (0.01, DEFAULT_PRICE, 0.1)
     """Prices that plans are wanted for; batches draw from between the lowest and the highest."""
-    finalists: int = 4
-    """Plans at each price that are played again."""
+    finalists: int = 8
+    """Plans at each price that are played again; half of them survive each round."""
     final_seeds: int = 32
-    """Fresh seeds from which finalists are played."""
+    """Fresh seeds from which the last ones of them are played, in four rounds."""
     seed: int = 0
     """Decides all plans that are played, and the seeds of their episodes."""
 
     def __post_init__(self) -> None:
-        least = {"episodes": 1, "hosts": 2, "seeds_per_batch": 1, "max_seeds": 1, "finalists": 1, "final_seeds": 1}
+        least = {
+            "episodes": 1,
+            "hosts": 2,
+            "seeds_per_batch": 1,
+            "max_seeds": 1,
+            "finalists": 1,
+            "final_seeds": _FINAL_ROUNDS,
+        }
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise InputError(f"{name} must be {minimum} or more; got {getattr(self, name)}")
@@ -102,16 +111,23 @@ class PlanSearch:
         self.space = PlanSpace.of(self._population.situation, self.settings.max_seeds)
         self._sites = self._population.situation.sites
         self.played = _Played()
-        self.finalists: list[Plan] | None = None
+        self.round = 0
+        """Of the final rounds, how many have begun."""
+        self.queue: list[tuple[Plan, int]] = []
+        """Plans and seeds of that round which are still to be played."""
         # A stream of its own: what is decided here changes nothing in any host.
         self._generator = torch.Generator().manual_seed(self.settings.seed)
 
     @property
     def total(self) -> int:
-        """Episodes from start to end; finalists may coincide, so that there are fewer."""
-        most = len(self.settings.prices) * self.settings.finalists + 1
-        count = most if self.finalists is None else len(self.finalists)
-        return self._batches * self.settings.hosts + count * self.settings.final_seeds
+        """Episodes from start to end at most; finalists at different prices may coincide, so that there are fewer."""
+        each = self.settings.final_seeds // _FINAL_ROUNDS
+        survivors = [len(self.settings.prices) * self._places(index) + 1 for index in range(_FINAL_ROUNDS)]
+        return self._batches * self.settings.hosts + each * sum(survivors)
+
+    def _places(self, index: int) -> int:
+        """Plans at each price in a final round, counted from 0."""
+        return max(1, self.settings.finalists >> index)
 
     @property
     def _batches(self) -> int:
@@ -122,11 +138,12 @@ class PlanSearch:
         while len(self.played.plans) < self._batches * self.settings.hosts:
             self._play(*self._next_batch())
             after_batch(self)
-        if self.finalists is None:
-            self.finalists = self._choose_finalists()
-            after_batch(self)
-        while len(self.played.plans) < self.total:
-            self._play(*self._next_final_batch(self.finalists))
+        while self.queue or self.round < _FINAL_ROUNDS:
+            if not self.queue:
+                self._begin_final_round()
+            now = self.queue[: self.settings.hosts]
+            self._play([plan for plan, _ in now], [seed for _, seed in now])
+            self.queue = self.queue[len(now) :]
             after_batch(self)
         return [self.finding(price) for price in self.settings.prices]
 
@@ -136,9 +153,10 @@ class PlanSearch:
         return Posterior(self.space, played.plans, torch.tensor(played.seeds), torch.tensor(played.scores).double())
 
     def finding(self, price: float) -> Finding:
-        """The best of the plans that were played, nothing among them, at this price."""
-        posterior = self.posterior()
-        plan, value = posterior.ranked(posterior.mean_effects(), price)[0]
+        """The best of the finalists, nothing among them, at this price."""
+        posterior, finalists = self.posterior(), set(self._finalists())
+        ranked = posterior.ranked(posterior.mean_effects(), price)
+        plan, value = next((plan, value) for plan, value in ranked if plan in finalists)
         return Finding(price, plan, self._describe(plan), self.space.added(plan), value)
 
     def _describe(self, plan: Plan) -> str:
@@ -174,23 +192,24 @@ class PlanSearch:
         drawn = prior * torch.randn(len(prior), generator=self._generator, dtype=torch.float64)
         return self.space.best_plan(drawn, price, most)
 
-    def _choose_finalists(self) -> list[Plan]:
-        """Nothing, and the best few at each price."""
-        posterior = self.posterior()
+    def _finalists(self) -> dict[Plan, None]:
+        """Plans that were played in final rounds."""
+        return dict.fromkeys(self.played.plans[self._batches * self.settings.hosts :])
+
+    def _begin_final_round(self) -> None:
+        """Nothing and the best few at each price are to be played, from the next fresh seeds."""
+        posterior, survivors = self.posterior(), self._finalists()
         effects = posterior.mean_effects()
         chosen: dict[Plan, None] = {(): None}
         for price in self.settings.prices:
-            best = [posterior.best_plan(effects, price), *(plan for plan, _ in posterior.ranked(effects, price))]
-            chosen |= dict.fromkeys(list(dict.fromkeys(best))[: self.settings.finalists])
-        return list(chosen)
-
-    def _next_final_batch(self, finalists: Sequence[Plan]) -> tuple[list[Plan], list[int]]:
-        """As many of the finalists' episodes as fit, all plans from one seed after the other."""
-        first = FIRST_SEARCH_SEED + self.settings.seed * _SEEDS_PER_SEARCH + _FINAL_SEEDS
-        done = len(self.played.plans) - self._batches * self.settings.hosts
-        places = range(done, min(done + self.settings.hosts, len(finalists) * self.settings.final_seeds))
-        plans = [finalists[place % len(finalists)] for place in places]
-        return plans, [first + place // len(finalists) for place in places]
+            best = [plan for plan, _ in posterior.ranked(effects, price) if not survivors or plan in survivors]
+            if not survivors:
+                best.insert(0, posterior.best_plan(effects, price))
+            chosen |= dict.fromkeys(list(dict.fromkeys(best))[: self._places(self.round)])
+        each = self.settings.final_seeds // _FINAL_ROUNDS
+        first = FIRST_SEARCH_SEED + self.settings.seed * _SEEDS_PER_SEARCH + _FINAL_SEEDS + self.round * each
+        self.queue = [(plan, first + index) for index in range(each) for plan in chosen]
+        self.round += 1
 
     def _play(self, plans: list[Plan], seeds: list[int]) -> None:
         """One episode per plan; hosts beyond are left alone and count nowhere."""
@@ -209,7 +228,9 @@ class PlanSearch:
             "plans": _packed(self.played.plans, self.settings.max_seeds),
             "seeds": torch.tensor(self.played.seeds, dtype=torch.int64),
             "scores": torch.tensor(self.played.scores, dtype=torch.float64),
-            "finalists": None if self.finalists is None else _packed(self.finalists, self.settings.max_seeds),
+            "round": self.round,
+            "queued_plans": _packed([plan for plan, _ in self.queue], self.settings.max_seeds),
+            "queued_seeds": torch.tensor([seed for _, seed in self.queue], dtype=torch.int64),
             "generator": self._generator.get_state(),
         }
 
@@ -220,18 +241,18 @@ class PlanSearch:
         scores = checked_tensor(state["scores"], "scores", None, torch.float64)
         seeds = checked_tensor(state["seeds"], "seeds", scores.shape, torch.int64)
         shape = (self.settings.max_seeds, len(HEAD_NAMES))
-        plans = checked_tensor(state["plans"], "plans", (*scores.shape, *shape), torch.int64)
-        if state["finalists"] is not None:
-            count = len(checked_tensor(state["finalists"], "finalists", None, torch.int64))
-            checked_tensor(state["finalists"], "finalists", (count, *shape), torch.int64)
+        plans = _unpacked(checked_tensor(state["plans"], "plans", (*scores.shape, *shape), torch.int64))
+        index = checked_whole(state["round"], "round", high=_FINAL_ROUNDS)
+        queued_seeds = checked_tensor(state["queued_seeds"], "queued_seeds", None, torch.int64)
+        queued_shape = (*queued_seeds.shape, *shape)
+        queued = _unpacked(checked_tensor(state["queued_plans"], "queued_plans", queued_shape, torch.int64))
         drawn = self._generator.get_state()
         generator = checked_tensor(state["generator"], "generator", drawn.shape, drawn.dtype)
-        unpacked = _unpacked(plans)
-        finalists = None if state["finalists"] is None else _unpacked(state["finalists"])
-        for plan in (*unpacked, *(finalists or ())):
+        for plan in (*plans, *queued):
             self.space.check(plan)
-        self.played = _Played(unpacked, seeds.tolist(), scores.tolist())
-        self.finalists = finalists
+        # Everything is in order: now it is taken over.
+        self.played = _Played(plans, seeds.tolist(), scores.tolist())
+        self.round, self.queue = index, list(zip(queued, queued_seeds.tolist(), strict=True))
         self._generator.set_state(generator)
 
     def _catalogue_names(self) -> dict[str, list[str]]:
