@@ -2,8 +2,8 @@
 
 Batch after batch, each host of a population is given a plan of its own: the best one under effects that are drawn from
 their posterior. A few seeds are shared by all plans of a batch, and one host of each seed is left alone. At the end the
-best plans at each price are played again, from fresh seeds, in rounds that half of them survive (successive halving), and
-the posterior of everything decides among them.
+best plans at each price are played again, from fresh seeds, half as many in each round as in the one before (successive
+halving), and the posterior of everything decides among them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,22 +46,15 @@ class SearchSettings:
     prices: tuple[float, ...] = (0.01, DEFAULT_PRICE, 0.1)
     """Prices that plans are wanted for; batches draw from between the lowest and the highest."""
     finalists: int = 8
-    """Plans at each price that are played again; half of them survive each round."""
+    """Plans at each price that are played again, half as many in each round as in the one before."""
     final_seeds: int = 32
     """Fresh seeds from which the last ones of them are played, in four rounds."""
     seed: int = 0
     """Decides all plans that are played, and the seeds of their episodes."""
 
     def __post_init__(self) -> None:
-        least = {
-            "episodes": 1,
-            "hosts": 2,
-            "seeds_per_batch": 1,
-            "max_seeds": 1,
-            "finalists": 1,
-            "final_seeds": _FINAL_ROUNDS,
-        }
-        for name, minimum in least.items():
+        least = dict.fromkeys(("episodes", "seeds_per_batch", "max_seeds", "finalists"), 1)
+        for name, minimum in (least | {"hosts": 2, "final_seeds": _FINAL_ROUNDS}).items():
             if getattr(self, name) < minimum:
                 raise InputError(f"{name} must be {minimum} or more; got {getattr(self, name)}")
         if 2 * self.seeds_per_batch > self.hosts:
@@ -198,12 +191,12 @@ class PlanSearch:
 
     def _begin_final_round(self) -> None:
         """Nothing and the best few at each price are to be played, from the next fresh seeds."""
-        posterior, survivors = self.posterior(), self._finalists()
+        posterior, finalists = self.posterior(), self._finalists()
         effects = posterior.mean_effects()
         chosen: dict[Plan, None] = {(): None}
         for price in self.settings.prices:
-            best = [plan for plan, _ in posterior.ranked(effects, price) if not survivors or plan in survivors]
-            if not survivors:
+            best = [plan for plan, _ in posterior.ranked(effects, price) if not finalists or plan in finalists]
+            if not finalists:
                 best.insert(0, posterior.best_plan(effects, price))
             chosen |= dict.fromkeys(list(dict.fromkeys(best))[: self._places(self.round)])
         each = self.settings.final_seeds // _FINAL_ROUNDS
