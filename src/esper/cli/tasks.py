@@ -32,6 +32,7 @@ class Tasks:
         shown += [(row["name"], row["summary"], row["host"], "", row["data"]) for row in families]
         columns = (Column("task", no_wrap=True), "what it is", "host, parameters", "epochs", "data")
         print_table(columns, shown)
+        say("Any of them can have a host of other sizes, as in mnist1d@channels=4-8 or digits@widths=12-12.")
         say(f"Data folder: {data_folder()}; set ESPER_DATA to use another.")
         write_json(self.json, {"tasks": tasks, "families": families})
         return True

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ import torch
 import esper
 from esper.leyline import InputError, Op
 from esper.simic.agent.cloning import clone
-from esper.simic.config import LessonConfig
+from esper.simic.config import LessonConfig, TrainingConfig
+from esper.simic.search import PlanTeacher, search_tasks
+from esper.simic.search.search import Finalist, best_finalist
 from esper.simic.training import InterruptedRunError, RunFolder, Trainer, collect_round
+from esper.simic.training.setup import search_job
 from esper.simic.training.world import RoundTally
+from esper.tamiyo import Planting
+from esper.tolaria import EpisodeSettings, Population
 from tests.simic.training.runs import assert_same_run, events, final_weights, tiny_config
+from tests.worlds import TINY, tiny_task
 
 
 def agreement(trainer: Trainer) -> float:
@@ -105,3 +112,53 @@ def test_a_lesson_tells_of_what_it_left_out(tmp_path: Path, monkeypatch: pytest.
 def test_an_unknown_teacher_is_named() -> None:
     with pytest.raises(InputError, match=r"unknown lessons.teacher 'professor'; choose one of: .*heuristic"):
         Trainer(tiny_config(teacher="professor"))
+
+
+def searching_config(**overrides: Any) -> TrainingConfig:
+    settings = {"teacher": "search", "search_episodes": 32, "search_final_seeds": 4, "episode_length": 9, "rounds": 1}
+    return tiny_config(**(settings | {"executor": "native"} | overrides))
+
+
+def test_the_plans_of_a_search_are_imitated(tmp_path: Path) -> None:
+    config = searching_config(lessons=1, price=0.03)
+    announced: list[str] = []
+    esper.train(config, tmp_path, announce=announced.append)
+    assert any(what.startswith(f"searching for plans of {TINY}: 32 of at most") for what in announced)
+    # The same search, by itself: the teacher's hosts have kept what it found.
+    (found,) = search_tasks(search_job(config, tmp_path / "search"))
+    best = best_finalist(found.finalists, found.host_params, 0.03)
+    trainer = Trainer(config)
+    tally = collect_round(trainer.agent, trainer.world, 0, teacher={TINY: PlanTeacher(found)})
+    trainer.world.close()
+    assert tally.means()["ops"]["GERMINATE"] == len(best.plan)
+    assert (tally.ended["added_params"] <= best.added_params).all()
+
+
+def test_plans_follow_the_price_of_each_host(tmp_path: Path) -> None:
+    (tmp_path / "search").mkdir()
+    (found,) = search_tasks(search_job(searching_config(price=(0.001, 50.0)), tmp_path / "search"))
+    assert [finding.price for finding in found.findings] == pytest.approx([0.001, 0.05**0.5, 50.0])
+    population = Population(tiny_task(), 2, EpisodeSettings(length=9))
+    population.start([0, 1])
+    population.price[:] = torch.tensor([1e-6, 1000.0])
+    teacher = PlanTeacher(replace(found, finalists=(Finalist((), 0, 0.0), Finalist((Planting(0, 1, 5),), 30, 2.0))))
+    teacher.reset(2, 0)
+    assert teacher.decide(population.situation)[:, 3].tolist() == [Op.GERMINATE, Op.WAIT]
+
+
+def test_a_search_that_is_stopped_within_a_run_goes_on(tmp_path: Path) -> None:
+    config = searching_config()
+    esper.train(config, tmp_path / "straight")
+    # Two baselines take 18 steps; then the search asks when it begins, after its batch and after its final rounds.
+    for asked in (19, 20, 21, 23):
+        out = tmp_path / f"cut-{asked}"
+        with pytest.raises(InterruptedRunError):
+            esper.train(config, out, should_stop=after(asked))
+        esper.train(config, out, resume=True)
+        assert_same_run(tmp_path / "straight", out)
+
+
+def test_a_search_at_no_price_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="prices must be numbers above 0"):
+        esper.train(searching_config(price=0.0), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

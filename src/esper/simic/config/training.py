@@ -239,8 +239,12 @@ class LessonConfig(Group):
     group: ClassVar[str] = "lessons"
 
     teacher: str | None = "heuristic"
-    """Controller whose decisions the policy imitates: heuristic, schedule, random or never. None: start from a randomly
-    initialised policy."""
+    """Controller whose decisions the policy imitates: heuristic, schedule, random or never; or search: the best plan of
+    each task, which is searched for first. None: start from a randomly initialised policy."""
+    search_episodes: Count = 256
+    """Episodes of each task that the search plays, those of its finalists not counted."""
+    search_final_seeds: Annotated[int, Range(4)] = 32
+    """Fresh seeds from which the search plays its best plans again."""
     rounds: Count = 2
     """Rounds of behaviour cloning: the teacher plays the first; in others the policy plays and the teacher advises."""
     passes: Count = 60

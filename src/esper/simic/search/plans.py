@@ -1,8 +1,9 @@
 """Plans: what is planted where, when and how, and the linear features by which plans are compared.
 
-A plan is a tuple of `Planting`, at most one per slot, in the order of their steps. Its features count kinds,
-places (slot and kind), moments and ways of joining, and pairs of kinds and of places that are together. What a place
-brings is thus the sum of what its kind, its slot and the place itself bring, so that one place tells of others too.
+A plan is a tuple of `Planting`, at most one per slot, in the order of their steps. Its features count kinds, places
+(slot and kind), stretches between two slots, moments and ways of joining, and pairs of kinds and of places.
+What a place brings is thus the sum of what its kind, its slot, the place itself and the stretches on both sides of it
+bring, so that one place tells of others too, most of all of its neighbours.
 """
 
 import itertools
@@ -31,11 +32,12 @@ _BLENDING = -1.0
 _DEVIATIONS = {
     "kind": 3.0,
     "slot": 1.5,
-    "place": 2.5,
-    "moment": 1.0,
-    "kind_moment": 0.7,
-    "blend": 0.7,
-    "kind_blend": 0.5,
+    "place": 1.0,
+    "stretch": 1.0,
+    "moment": 0.5,
+    "kind_moment": 0.3,
+    "blend": 0.5,
+    "kind_blend": 0.3,
     "count": 1.5,
     "kinds": 1.5,
     "places": 1.0,
@@ -88,6 +90,7 @@ class PlanSpace:
             "kind": kinds,
             "slot": slots,
             "place": slots * kinds,
+            "stretch": (slots + 1) * kinds,
             "moment": moments,
             "kind_moment": kinds * moments,
             "blend": blends,
@@ -129,6 +132,8 @@ class PlanSpace:
                 ("kind", kind),
                 ("slot", planting.slot),
                 ("place", planting.slot * kinds + kind),
+                ("stretch", planting.slot * kinds + kind),
+                ("stretch", (planting.slot + 1) * kinds + kind),
                 ("moment", moment),
                 ("kind_moment", kind * moments + moment),
                 ("blend", blend),
@@ -187,6 +192,8 @@ class PlanSpace:
         """`[S, B, M, L]`: what one planting more would add; minus infinity where it is not possible."""
         slots, kinds, moments, blends = self.shape
         place = groups["place"].view(slots, kinds) + groups["kind"] + groups["slot"][:, None]
+        stretch = groups["stretch"].view(slots + 1, kinds)
+        place = place + stretch[:-1] + stretch[1:]
         place = place + groups["count"][len(plan)] - POINTS * charge(self.params.double(), self.host_params, price)
         possible = self.fits & (self.params <= self.budget - self.added(plan))
         for planting in plan:

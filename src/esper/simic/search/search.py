@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import catalogue_names, check_catalogue, find_blueprint
-from esper.leyline import DEFAULT_PRICE, HEAD_NAMES, POINTS, Blend, InputError
+from esper.leyline import DEFAULT_PRICE, HEAD_NAMES, POINTS, Blend, InputError, charge
 from esper.nissa.state_files import checked_keys, checked_tensor, checked_whole
 from esper.simic.search.plans import Plan, PlanSpace
 from esper.simic.search.posterior import Posterior
@@ -63,6 +63,16 @@ class SearchSettings:
             raise InputError(f"prices must be numbers above 0; got {self.prices}")
         if self.seed < 0:
             raise InputError(f"seed must be 0 or more; got {self.seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """A plan that was played from fresh seeds."""
+
+    plan: Plan
+    added_params: int
+    gain: float
+    """Posterior mean of the gain in score over the host that is left alone, in points, before any rent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +157,15 @@ class PlanSearch:
 
     def finding(self, price: float) -> Finding:
         """The best of the finalists, nothing among them, at this price."""
-        posterior, finalists = self.posterior(), set(self._finalists())
-        ranked = posterior.ranked(posterior.mean_effects(), price)
-        plan, value = next((plan, value) for plan, value in ranked if plan in finalists)
-        return Finding(price, plan, self._describe(plan), self.space.added(plan), value)
+        best = best_finalist(self.finalists(), self.space.host_params, price)
+        value = best.gain - self.space.rent(best.plan, price)
+        return Finding(price, best.plan, self._describe(best.plan), best.added_params, value)
+
+    def finalists(self) -> tuple[Finalist, ...]:
+        """The plans of the final rounds, those of all prices, with nothing among them."""
+        posterior, plans = self.posterior(), self._final_plans()
+        gains = posterior.ranked(posterior.mean_effects(), 0.0)
+        return tuple(Finalist(plan, self.space.added(plan), gain) for plan, gain in gains if plan in plans)
 
     def _describe(self, plan: Plan) -> str:
         words = []
@@ -185,13 +200,13 @@ class PlanSearch:
         drawn = prior * torch.randn(len(prior), generator=self._generator, dtype=torch.float64)
         return self.space.best_plan(drawn, price, most)
 
-    def _finalists(self) -> dict[Plan, None]:
+    def _final_plans(self) -> dict[Plan, None]:
         """Plans that were played in final rounds."""
         return dict.fromkeys(self.played.plans[self._batches * self.settings.hosts :])
 
     def _begin_final_round(self) -> None:
         """Nothing and the best few at each price are to be played, from the next fresh seeds."""
-        posterior, finalists = self.posterior(), self._finalists()
+        posterior, finalists = self.posterior(), self._final_plans()
         effects = posterior.mean_effects()
         chosen: dict[Plan, None] = {(): None}
         for price in self.settings.prices:
@@ -250,6 +265,11 @@ class PlanSearch:
 
     def _catalogue_names(self) -> dict[str, list[str]]:
         return catalogue_names(site.shape.family for site in self._sites)
+
+
+def best_finalist(finalists: Sequence[Finalist], host_params: int, price: float) -> Finalist:
+    """The one whose gain minus its rent is largest."""
+    return max(finalists, key=lambda one: one.gain - POINTS * charge(float(one.added_params), host_params, price))
 
 
 def _packed(plans: Sequence[Plan], max_seeds: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from esper.leyline import InputError, OtherCatalogueError, write_atomically
 from esper.nissa.state_files import checked_keys, pack_state, read_state
-from esper.simic.search.search import Finding, PlanSearch, SearchSettings
+from esper.simic.search.search import Finalist, Finding, PlanSearch, SearchSettings
 from esper.tasks import find_task
 from esper.tolaria import EpisodeSettings
 
@@ -52,6 +52,7 @@ class TaskFindings:
     slots: int
     episodes: int
     findings: tuple[Finding, ...]
+    finalists: tuple[Finalist, ...]
     scales: dict[str, float]
     """Of the posterior: how large effects are, the luck of a seed and noise."""
 
@@ -109,6 +110,7 @@ def search_task(job: SearchJob, task: str, progress: Progress | None = None) -> 
         len(search.space.fits),
         len(search.played.plans),
         tuple(findings),
+        search.finalists(),
         search.posterior().scales,
     )
 

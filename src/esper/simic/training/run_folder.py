@@ -226,6 +226,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.checkpoints = path / "checkpoints"
         self.best = self.checkpoints / "best.pt"
+        self.search = path / "search"
 
     @property
     def begun(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -14,6 +15,7 @@ from esper.simic.config import TrainingConfig, WorldConfig
 from esper.simic.config.reward import RewardConfig
 from esper.simic.control import observation_width, signals_to_features
 from esper.simic.rewards import make_reward
+from esper.simic.search import SearchJob, SearchSettings
 from esper.tamiyo import controller_names
 from esper.tasks import SharedData, Task, find_task
 from esper.tolaria import (
@@ -28,6 +30,9 @@ from esper.tolaria import (
     executor_names,
 )
 from esper.tolaria.compute import find_device
+
+SEARCH = "search"
+"""The teacher that follows the best plans of a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +89,27 @@ def episode_settings(world: WorldConfig) -> EpisodeSettings:
     )
 
 
+def search_job(config: TrainingConfig, folder: Path) -> SearchJob:
+    """The search for plans on the tasks of a run, kept in `folder`, at the prices of its episodes."""
+    world, lessons = config.world, config.lessons
+    low, high = world.price if isinstance(world.price, tuple) else (world.price, world.price)
+    settings = SearchSettings(
+        episodes=lessons.search_episodes,
+        prices=tuple(sorted({low, math.sqrt(low * high), high})),
+        final_seeds=lessons.search_final_seeds,
+        seed=config.seed,
+    )
+    # Merit is for controllers that look at it; plans do not.
+    return SearchJob(world.tasks, folder, settings, replace(episode_settings(world), merit=False), world.executor)
+
+
 def require_known(config: TrainingConfig) -> None:
     """Refuse names of tasks, controllers or devices that do not exist, and settings that do not go together."""
-    teacher = config.lessons.teacher
-    if teacher is not None and teacher not in controller_names():
-        raise unknown_name("lessons.teacher", teacher, controller_names())
+    teacher, known = config.lessons.teacher, (*controller_names(), SEARCH)
+    if teacher is not None and teacher not in known:
+        raise unknown_name("lessons.teacher", teacher, known)
+    if teacher == SEARCH:
+        search_job(config, Path())  # refuses prices and seeds that cannot be searched with
     for phase in range(len(config.world.curriculum) + 1):
         world = config.world.in_phase(phase)
         for task in world.tasks:

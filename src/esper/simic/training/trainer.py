@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,12 +25,13 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden, PPOUpdateMetrics
 from esper.simic.config import TrainingConfig
 from esper.simic.control.action_masks import move_masks, to_device
+from esper.simic.search import PlanTeacher, search_tasks
 from esper.simic.telemetry import Anomaly, Instruments
 from esper.simic.training.controller import LearnedController
 from esper.simic.training.resuming import load_newest
 from esper.simic.training.run_folder import BASELINES, ROUND_FIELDS, RunFolder, RunState
-from esper.simic.training.setup import episode_settings, make_agent, require_known, require_ready
-from esper.simic.training.world import GrowthWorld, RoundTally, Transition
+from esper.simic.training.setup import SEARCH, episode_settings, make_agent, require_known, require_ready, search_job
+from esper.simic.training.world import GrowthWorld, RoundTally, Teacher, Transition
 from esper.tamiyo import Controller, make_controller, run_episodes
 from esper.tasks import find_task
 
@@ -211,9 +214,10 @@ class Trainer:
         while lessons.teacher is not None and self.state.round == 0 and self.state.lessons < lessons.rounds:
             watch = self.state.lessons == 0
             manner = "watching" if watch else "playing, advised by"
+            teacher = self._find_teacher(lessons.teacher)
             self._announce(f"lesson {self.state.lessons + 1} of {lessons.rounds}: {manner} {lessons.teacher}")
             tally = collect_round(
-                self.agent, self.world, self.state.lessons, self._check_interrupt, lessons.teacher, watch=watch
+                self.agent, self.world, self.state.lessons, self._check_interrupt, teacher, watch=watch
             )
             cloning = clone(self.agent, lessons)
             self.state.lessons += 1
@@ -233,6 +237,22 @@ class Trainer:
             )
             self._remember()
             self._checkpoint()
+
+    def _find_teacher(self, name: str) -> Teacher:
+        """The controller of that name, or the best plans of each task, for which a search is begun or taken up."""
+        if name != SEARCH:
+            return name
+        with TemporaryDirectory() as temporary:
+            folder = Path(temporary) if self._folder is None else self._folder.search
+            folder.mkdir(exist_ok=True)
+            job = search_job(self.config.in_phase(self.state.phase), folder)
+            workers = min(self.config.world.workers, len(job.tasks))
+            found = {row.task: row for row in search_tasks(job, workers, self._tell_of_search)}
+        return {task: PlanTeacher(found[task]) for task in job.tasks}
+
+    def _tell_of_search(self, task: str, done: int, total: int) -> None:
+        self._announce(f"searching for plans of {task}: {done} of at most {total} episodes")
+        self._check_interrupt()
 
     def _record(self, report: RoundReport) -> None:
         self.state.history.append({name: getattr(report.record, name) for name in ROUND_FIELDS})
@@ -283,14 +303,14 @@ def collect_round(
     world: GrowthWorld,
     index: int,
     check_interrupt: Callable[[], None] = lambda: None,
-    teacher: str | None = None,
+    teacher: Teacher | None = None,
     *,
     watch: bool = True,
 ) -> RoundTally:
     """Play one episode per host and store it; the statistics of the policy's normaliser stay as they are.
 
     `check_interrupt` is called after every step, and may raise. With a `teacher` this is a lesson: what is stored as
-    actions is what the controller of that name would do; the agent either watches it play, or plays itself and is told.
+    actions is what the teacher's controllers would do; the agent either watches it play, or plays itself and is told.
     """
     policy = agent.policy
     agent.buffer.clear()

@@ -65,6 +65,10 @@ class Transition:
         return self.terminated | self.truncated
 
 
+Teacher = str | Mapping[str, Controller]
+"""The name of a controller, or one for each task."""
+
+
 class GrowthWorld:
     """The hosts of all tasks of a run, in this process or shared out over workers.
 
@@ -183,9 +187,9 @@ class GrowthWorld:
         steps = run(lambda env, share: env.step(share), self._envs, actions.split(self._per_task))
         return join([_transition(step) for step in steps])  # hosts of all tasks as one batch
 
-    def controllers(self, name: str) -> list[Controller]:
-        """The controller `name` once for each task, at the start of a round."""
-        made = [make_controller(name) for _ in self._envs]
+    def controllers(self, teacher: Teacher) -> list[Controller]:
+        """The controllers of a teacher, one for each task, at the start of a round."""
+        made = [make_controller(teacher) if isinstance(teacher, str) else teacher[task] for task in self.tasks]
         for controller, env in zip(made, self._envs, strict=True):
             controller.reset(env.num_envs, self._seed)
         return made
