@@ -47,7 +47,7 @@ def random_plans(space: PlanSpace, count: int, seed: int = 0) -> list[Plan]:
 
 def tiny_search(episode: EpisodeSettings | None = None, **settings: Any) -> PlanSearch:
     small: dict[str, Any] = {
-        "episodes": 12, "hosts": 6, "seeds_per_batch": 2, "max_seeds": 2, "prices": (0.03,), "finalists": 2,
+        "episodes": 12, "hosts": 6, "seeds_per_batch": 2, "max_seeds": 2, "prices": (0.03,), "finalists": 4,
         "final_seeds": 8,
     }  # fmt: skip
     return PlanSearch(

@@ -38,7 +38,7 @@ def test_finalists_are_played_from_the_same_fresh_seeds_and_fewer_go_on(finished
     assert all(() in plans and len(set(plans)) == len(plans) for plans in rounds)
     assert rounds[0] == rounds[1]
     assert all(set(later) <= set(rounds[0]) for later in rounds)
-    assert [len(plans) for plans in rounds] == [3, 3, 2, 2, 2, 2, 2, 2]
+    assert [len(plans) for plans in rounds] == [5, 5, 3, 3, 2, 2, 2, 2]
 
 
 def test_scores_are_those_of_the_same_plan_and_seed_by_themselves(finished: PlanSearch) -> None:
