@@ -125,8 +125,8 @@ class PlanSearch:
     def total(self) -> int:
         """Episodes from start to end at most; finalists at different prices may coincide, so that there are fewer."""
         each = self.settings.final_seeds // _FINAL_ROUNDS
-        survivors = [len(self.settings.prices) * self._places(index) + 1 for index in range(_FINAL_ROUNDS)]
-        return self._batches * self.settings.hosts + each * sum(survivors)
+        plans = [len(self.settings.prices) * self._places(index) + 1 for index in range(_FINAL_ROUNDS)]
+        return self._batches * self.settings.hosts + each * sum(plans)
 
     def _places(self, index: int) -> int:
         """Plans at each price in a final round, counted from 0."""
@@ -153,7 +153,8 @@ class PlanSearch:
     def posterior(self) -> Posterior:
         """Given all finished episodes."""
         played = self.played
-        return Posterior(self.space, played.plans, torch.tensor(played.seeds), torch.tensor(played.scores).double())
+        scores = torch.tensor(played.scores, dtype=torch.float64)
+        return Posterior(self.space, played.plans, torch.tensor(played.seeds), scores)
 
     def finding(self, price: float) -> Finding:
         """The best of the finalists, nothing among them, at this price."""
@@ -196,6 +197,7 @@ class PlanSearch:
         most = int(torch.randint(1, self.settings.max_seeds + 1, (), generator=self._generator))
         if posterior is not None:
             return posterior.best_plan(posterior.draw_effects(self._generator), price, most)
+        # Before anything was played all moments and blends are tried alike.
         prior = self.space.prior()
         drawn = prior * torch.randn(len(prior), generator=self._generator, dtype=torch.float64)
         return self.space.best_plan(drawn, price, most)
