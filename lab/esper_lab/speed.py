@@ -10,13 +10,14 @@ from esper_lab.host_speed import CONTENDERS, bench_host_steps
 from esper_lab.learner_speed import bench_ppo_update
 from esper_lab.step_speed import bench_scaling, bench_whole_step
 from esper_lab.timing import Progress
+from esper_lab.worker_speed import WORKERS, bench_workers
 from esper_lab.workload import SpeedSettings
 
 
 def measure_speed(settings: SpeedSettings, progress: Progress) -> dict[str, Any]:
     """Everything as plain data; see the parts for what it holds."""
     report: dict[str, Any] = {}
-    for part in (bench_host_steps, bench_whole_step, bench_scaling):
+    for part in (bench_host_steps, bench_whole_step, bench_scaling, bench_workers):
         report |= part(settings, progress)
     progress("updates of the learner, a minute", 0, 1)
     report |= bench_ppo_update(settings.lstm_sizes, settings.repeats)
@@ -47,6 +48,13 @@ def print_speed(report: dict[str, Any], console: Console) -> None:
         for size, case in sizes.items():
             table.add_row(by.replace("_", " "), size, f"{case['seconds_per_step']:.3f}", f"{case['peak_mb']:.0f}")
     console.print(table)
+
+    if report["workers"]:
+        columns = ("workers", "s per step", "one process", "ratio", "CPU-s until ready", "of the server, once")
+        table = Table(*columns, title="workers, by the clock", box=box.SIMPLE)
+        keys = ("s_per_step", "alone_s_per_step", "speedup", "ready_cpu_s", "server_cpu_s")
+        table.add_row(str(WORKERS), *(f"{report['workers'][key]:.3g}" for key in keys))
+        console.print(table)
 
     update = report["ppo_update"]
     columns = ("LSTM", "our update, s", "its LSTM calls, s", "RecurrentPPO, s", "ratio", "one decision, ms")

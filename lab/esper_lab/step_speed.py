@@ -34,9 +34,13 @@ def _load() -> Splits:
     return random_splits((40,), _SIZES)
 
 
-def _step_task(settings: SpeedSettings, **overrides: Any) -> Task:
+def _source() -> str:
+    return "random"
+
+
+def step_task(settings: SpeedSettings, **overrides: Any) -> Task:
     """The task `mnist1d` with random data of its shape, which needs no generating."""
-    changes = {"load": _load, "batches_per_epoch": settings.batches_per_epoch, **overrides}
+    changes = {"load": _load, "data": _source, "batches_per_epoch": settings.batches_per_epoch, **overrides}
     return replace(find_task("mnist1d"), **changes)
 
 
@@ -79,7 +83,7 @@ def bench_whole_step(settings: SpeedSettings, progress: Progress) -> dict[str, A
 
 
 def _time_episode(settings: SpeedSettings, executor: str) -> dict[str, float]:
-    env = make_env(_step_task(settings), settings.step_envs, settings.episode_length, executor=executor)
+    env = make_env(step_task(settings), settings.step_envs, settings.episode_length, executor=executor)
     _run_steps(env, 1)  # to warm up
     training, measuring, whole = _Clock(), _Clock(), _Clock()
     inner: Executor = env.population.executor
@@ -124,7 +128,7 @@ def _measure(
     settings: SpeedSettings, envs: int | None = None, slots: int | None = None, length: int | None = None
 ) -> dict[str, float]:
     torch.set_num_threads(1)
-    task = _step_task(settings) if slots is None else task_with_slots(settings, slots)
+    task = step_task(settings) if slots is None else task_with_slots(settings, slots)
     task.splits()
     idle = _peak_megabytes()
     steps = length or settings.scaling_steps
@@ -137,7 +141,7 @@ def _measure(
 
 def task_with_slots(settings: SpeedSettings, slots: int) -> Task:
     """The task of a whole step with hosts of an odd number of slots: two at each block, and one at the output."""
-    return _step_task(settings, host_settings={"channels": (_CHANNELS,) * (slots // 2)})
+    return step_task(settings, host_settings={"channels": (_CHANNELS,) * (slots // 2)})
 
 
 def _peak_megabytes() -> float:

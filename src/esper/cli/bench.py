@@ -126,7 +126,7 @@ def _progress() -> "Iterator[Progress]":
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Time host training against a bare PyTorch loop, a whole step, and one PPO update.
+    """Time host training against a bare PyTorch loop, a whole step, workers, and one PPO update.
 
     The update is compared with sb3-contrib's RecurrentPPO. CPU-seconds of one thread; takes about six minutes.
     """

@@ -34,12 +34,16 @@ class Running:
 
     def kill_worker(self) -> bool:
         """Kill the first worker that the command has; false if there is none now."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        for pid in children.read_text().split() if children.exists() else ():
-            if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(int(pid), signal.SIGKILL)
+        for server in _children(self.pid):  # workers are forked from a server that the command starts
+            for worker in _children(server):
+                os.kill(worker, signal.SIGKILL)
                 return True
         return False
+
+
+def _children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
 
 
 class Zygote:

@@ -3,10 +3,13 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import pytest
 import torch
@@ -121,6 +124,9 @@ def test_an_interrupt_can_be_survived_by_closing_and_nothing_is_left(
 def test_a_process_that_does_not_answer_is_given_up() -> None:
     others = workers()  # of the pool, where that is still there
     transport = ProcessTransport(timeout=0.05)
+    (stopped,) = (child.pid for child in workers() if child not in others)
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
     request = Request(0, Command.RESULTS)
     start = time.monotonic()
     transport.send(request)
@@ -129,3 +135,24 @@ def test_a_process_that_does_not_answer_is_given_up() -> None:
     assert time.monotonic() - start < LIMIT / 2
     transport.close()
     assert workers() == others
+
+
+_ENDLESS = """
+import time, esper
+from tests.worlds import tiny_task
+env = esper.make_env(tiny_task(), envs=2, executor="loop", workers=2)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_is_left_of_a_process_that_is_killed(tmp_path: Path) -> None:
+    folder = {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", _ENDLESS], env=os.environ | folder, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        parent.kill()
+        # It ends with the last process that could write to it.
+        assert parent.communicate(timeout=LIMIT)[0] == b""
+    # Data of a task stay until the next process that shares some.
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("esper-data-")] == []

@@ -2,8 +2,10 @@
 
 import multiprocessing
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from threading import Timer
 from typing import Protocol
 
@@ -33,13 +35,17 @@ class ProcessTransport:
     """A worker in a process of its own; one that does not answer within `timeout` seconds is killed."""
 
     def __init__(self, timeout: float) -> None:
-        # A fresh interpreter: a fork would copy locks that other threads hold, torch's among them.
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs,), daemon=True, name="esper-worker")
-        self._process.start()
-        # The pipe ends for us when the worker dies only if nobody else holds its end.
-        theirs.close()
+        try:
+            self._process.start()
+        except (EOFError, OSError) as error:
+            self._connection.close()
+            raise WorkerError(f"its process could not be started ({type(error).__name__}: {error})") from error
+        finally:
+            # The pipe ends for us when the worker dies only if nobody else holds its end.
+            theirs.close()
         self._timeout = timeout
         self._timed_out = False
         self._whole = True
@@ -107,6 +113,17 @@ class ProcessTransport:
         if self._timed_out:
             return f"it did not answer within {self._timeout:g} seconds"
         return f"its process ended with code {self._process.exitcode}"
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """How processes are started. A fork of this one would copy locks that other threads hold, torch's among them."""
+    if sys.platform != "linux":  # where libraries of the system may not survive a fork
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # A server without threads that imports once what is imported here; the first worker starts it.
+    ours = [name for name in list(sys.modules) if name.startswith("esper.")]
+    context.set_forkserver_preload(["esper.tolaria.workers.fork_server", *ours])
+    return context
 
 
 def serve(connection: Connection) -> None:
