@@ -19,7 +19,7 @@ from esper.simic.search.plans import Plan, PlanSpace
 _OWN = 0.7
 _MEAN = 50.0
 """Of scores in points, of which nothing is known before."""
-_EFFECT_SCALES = (0.25, 0.5, 1.0, 2.0)
+_EFFECT_SCALES = (0.5, 1.0, 2.0)
 _LUCKS = (0.5, 1.0, 2.0, 4.0)
 _NOISES = (0.7, 1.5, 3.0, 6.0)
 """Tried values, in points; the most likely ones are taken."""
