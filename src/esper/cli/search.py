@@ -63,6 +63,7 @@ class Search:
 
         job = self._job()
         make_folder("--out", self.out)
+        check_writable(self.json)  # which may be in that folder
         torch.set_num_threads(1)
         found = self._search(job)
         self._print(found)
@@ -77,7 +78,6 @@ class Search:
         from esper.tasks import find_task, tasks_of
         from esper.tolaria import EpisodeSettings, executor_names
 
-        check_writable(self.json)
         check_not_empty("--task", self.task)
         check_count("--workers", self.workers)
         check_seed(self.seed)

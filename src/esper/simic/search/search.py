@@ -109,7 +109,7 @@ class PlanSearch:
         *,
         executor: str = "auto",
     ) -> None:
-        self.task, self.settings = task, settings or SearchSettings()
+        self.settings = settings or SearchSettings()
         self._population = Population(task, self.settings.hosts, episode, executor=executor)
         self.space = PlanSpace.of(self._population.situation, self.settings.max_seeds)
         self._sites = self._population.situation.sites

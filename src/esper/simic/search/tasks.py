@@ -76,9 +76,8 @@ def search_tasks(
         for task in job.tasks:
             yield search_task(job, task, progress)
         return
-    context = multiprocessing.get_context(
-        "spawn"
-    )  # a fork would copy locks that other threads hold, torch's among them
+    # A fork would copy locks that other threads hold, torch's among them.
+    context = multiprocessing.get_context("spawn")
     told = context.SimpleQueue()
     with _processes(ProcessPoolExecutor(workers, context, _begin_worker, (told,))) as pool:
         running = {pool.submit(search_task, job, task) for task in job.tasks}

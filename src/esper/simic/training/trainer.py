@@ -210,11 +210,11 @@ class Trainer:
 
         Playing shows the value function what comes of other decisions than the teacher's, before it is relied upon.
         """
-        lessons = self.config.lessons
+        lessons, teacher = self.config.lessons, None
         while lessons.teacher is not None and self.state.round == 0 and self.state.lessons < lessons.rounds:
             watch = self.state.lessons == 0
             manner = "watching" if watch else "playing, advised by"
-            teacher = self._find_teacher(lessons.teacher)
+            teacher = teacher or self._find_teacher(lessons.teacher)  # a search serves all lessons
             self._announce(f"lesson {self.state.lessons + 1} of {lessons.rounds}: {manner} {lessons.teacher}")
             tally = collect_round(
                 self.agent, self.world, self.state.lessons, self._check_interrupt, teacher, watch=watch
