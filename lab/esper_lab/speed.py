@@ -50,10 +50,11 @@ def print_speed(report: dict[str, Any], console: Console) -> None:
     console.print(table)
 
     if report["workers"]:
-        columns = ("workers", "s per step", "one process", "ratio", "CPU-s until ready", "of the server, once")
-        table = Table(*columns, title="workers, by the clock", box=box.SIMPLE)
+        columns = ("hosts", "s per step", "one process", "ratio", "CPU-s until ready", "of the server, once")
+        table = Table(*columns, title=f"{WORKERS} workers, by the clock", box=box.SIMPLE)
         keys = ("s_per_step", "alone_s_per_step", "speedup", "ready_cpu_s", "server_cpu_s")
-        table.add_row(str(WORKERS), *(f"{report['workers'][key]:.3g}" for key in keys))
+        for envs, measured in report["workers"].items():
+            table.add_row(envs, *(f"{measured[key]:.3g}" for key in keys))
         console.print(table)
 
     update = report["ppo_update"]

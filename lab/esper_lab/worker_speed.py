@@ -21,22 +21,25 @@ WORKERS = 2
 
 
 def bench_workers(settings: SpeedSettings, progress: Progress) -> dict[str, Any]:
-    """`workers`: CPU-seconds of a worker until it is ready and of the server it is forked from; steps and their ratio.
+    """`workers`, by number of hosts: CPU-seconds of a worker until it is ready and of its server; steps, their ratio.
 
     Steps are timed by the clock, so they mean something only while as many cores are free. Without `/proc`, nothing is
     measured.
     """
+    measured: dict[str, dict[str, float]] = {}
     if not Path("/proc/self/stat").exists():
-        return {"workers": None}
-    progress(f"{WORKERS} workers", 0, 1)
-    # A process that has not started any yet.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return {"workers": pool.submit(_measure, settings).result()}
+        return {"workers": measured}
+    for envs in settings.worker_envs:
+        progress(f"{WORKERS} workers, {envs} hosts", 0, 1)
+        # A process that has not started any yet.
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            measured[str(envs)] = pool.submit(_measure, settings, envs).result()
+    return {"workers": measured}
 
 
-def _measure(settings: SpeedSettings) -> dict[str, float]:
+def _measure(settings: SpeedSettings, envs: int) -> dict[str, float]:
     torch.set_num_threads(1)
-    options: dict[str, Any] = {"envs": settings.step_envs, "episode_length": settings.episode_length}
+    options: dict[str, Any] = {"envs": envs, "episode_length": settings.episode_length}
     task = step_task(settings)
     pool = make_env(task, executor="native", workers=WORKERS, **options)
     workers = [child.pid for child in multiprocessing.active_children() if child.pid]

@@ -47,6 +47,8 @@ class SpeedSettings:
     """Steps of the episode in which the parts of a whole step are timed."""
     step_envs: int = 32
     """Hosts of that episode."""
+    worker_envs: tuple[int, ...] = (32, 128)
+    """How many hosts two workers share."""
     slots: tuple[int, ...] = (3, 5, 7, 9)
     """Slots of a host for which time and memory are measured; odd numbers, see `task_with_slots`."""
     lengths: tuple[int, ...] = (5, 10, 20)
@@ -69,6 +71,7 @@ def quick_settings(batch_size: int) -> SpeedSettings:
         case_seconds=1.0,
         episode_length=4,
         step_envs=4,
+        worker_envs=(4,),
         slots=(),
         lengths=(),
         scaling_steps=2,
