@@ -114,11 +114,18 @@ def enumerate_log_probs(spec: ActionSpec, logits: Tensor, masks: Masks) -> tuple
                 mask = masks[head.name]
                 if head.mask_given is not None:
                     mask = mask[:, values[spec.names.index(head.mask_given)]]
-                head_logits = logits[:, index, : head.size].double().masked_fill(~mask, -math.inf)
+                rows = logits[:, index] if logits.dim() == 3 else logits[:, index, _row(spec, head, values)]
+                head_logits = rows[:, : head.size].double().masked_fill(~mask, -math.inf)
                 chosen = head_logits[:, values[index]] - head_logits.logsumexp(-1)
                 total = total + chosen.nan_to_num(nan=-math.inf, neginf=-math.inf)
         columns.append(total)
     return torch.tensor(actions), torch.stack(columns, dim=-1)
+
+
+def _row(spec: ActionSpec, head: Head, values: tuple[int, ...]) -> int:
+    """Which row of conditional logits counts for this joint action."""
+    given = head.mask_given or head.logits_given
+    return 0 if given is None else values[spec.names.index(given)]
 
 
 class RandomWorld:

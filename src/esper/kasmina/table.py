@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final, Self, get_type_hints
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import blueprints_of, num_blueprints
@@ -86,6 +87,13 @@ class SlotTable:
     @classmethod
     def empty(cls, num_hosts: int, num_slots: int) -> Self:
         return cls(**{name: torch.full((num_hosts, num_slots), value) for name, value in _DORMANT.items()})
+
+    def padded(self, num_slots: int) -> Self:
+        """The same table with empty slots behind the others, `num_slots` in all."""
+        missing = num_slots - self.shape[1]
+        return type(self)(
+            **{name: F.pad(column, (0, missing), value=_DORMANT[name]) for name, column in self.columns().items()}
+        )
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], num_slots: int) -> Self:

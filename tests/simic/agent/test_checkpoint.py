@@ -70,7 +70,7 @@ def test_normaliser_states_travel_with_the_agent(tmp_path: Path) -> None:
 def test_the_file_holds_plain_data_under_documented_keys(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "agent.pt", make_agent())
     state = torch.load(tmp_path / "agent.pt", weights_only=True)
-    assert state["version"] == CHECKPOINT_VERSION == 4
+    assert state["version"] == CHECKPOINT_VERSION == 5
     assert state["state_dim"] == 6
     assert state["slot_config"] == {"slot_ids": ["r0c0", "r0c1", "r0c2"]}
     assert {"network_state_dict", "optimizer_state_dict", "config", "action_spec", "extra"} <= set(state)

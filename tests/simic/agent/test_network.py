@@ -27,9 +27,9 @@ def network(num_slots: int = 3, **overrides: float | None) -> FactoredRecurrentA
 def test_parts_have_the_sizes_asked_for(num_slots: int, hidden: int, layers: int) -> None:
     net = network(num_slots, lstm_hidden_dim=hidden, lstm_layers=layers)
     assert [name for name, _ in net.named_children()] == [
-        "feature_net",
         "lstm",
         "lstm_ln",
+        "feature_net",
         *(f"{name}_head" for name in HEAD_NAMES),
         "value_head",
     ]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.simic.agent import FactoredRecurrentActorCritic
+from esper.simic.agent.network import RecurrentActorCritic
 from esper.simic.agent.rollout_buffer import generalized_advantages
 from esper.simic.control import MaskedCategorical, select_masks
 from tests.simic.builders import agent_with_round, make_agent, parameters_of
@@ -33,7 +33,7 @@ class CountingBackend:
         return module.forward
 
 
-def arguments(network: FactoredRecurrentActorCritic) -> tuple[Any, ...]:
+def arguments(network: RecurrentActorCritic) -> tuple[Any, ...]:
     actions = torch.zeros(3, 5, 4, dtype=torch.long)
     selected = select_masks(network.spec, network.spec.all_legal((3, 5)), actions)
     return torch.randn(3, 5, 6), actions, selected, network.get_initial_hidden(3)

@@ -117,7 +117,7 @@ def test_the_network_is_made_as_its_options_say() -> None:
     made = make_agent(feature_dim=24, feature_layers=2, input_norm=False, head_dim=8, policy_gain=0.5).policy.network
     assert isinstance(made.feature_net, ResidualFeatures)
     assert not any(isinstance(layer, nn.LayerNorm) for layer in made.feature_net.modules())
-    assert any(isinstance(layer, nn.LayerNorm) for layer in plain.feature_net.modules())
+    assert any(isinstance(layer, nn.LayerNorm) for layer in plain.get_submodule("feature_net").modules())
     assert made.lstm.input_size == 24
     last = made.policy_head("op")[-1]
     assert isinstance(last, nn.Linear)

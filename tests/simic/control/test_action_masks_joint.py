@@ -21,6 +21,7 @@ from esper.simic.control import (
     joint_entropy,
     joint_kl,
     relevant_heads,
+    select_logits,
     select_masks,
 )
 from esper.simic.control.action_masks import require_legal
@@ -30,26 +31,28 @@ from tests.simic.builders import BANDIT_SPEC, ESPER_SPEC, enumerate_log_probs, j
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
-def random_logits(spec: ActionSpec, batch: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return 2.0 * torch.randn(batch, len(spec.heads), spec.width, dtype=dtype)
+def random_logits(
+    spec: ActionSpec, batch: int, dtype: torch.dtype = torch.float32, *, conditional: bool = False
+) -> Tensor:
+    rows = (spec.given_width,) if conditional else ()
+    return 2.0 * torch.randn(batch, len(spec.heads), *rows, spec.width, dtype=dtype)
 
 
 def joint_log_prob(spec: ActionSpec, logits: Tensor, masks: Masks, actions: Tensor) -> Tensor:
-    return MaskedCategorical(logits, select_masks(spec, masks, actions)).log_prob(actions).sum(-1)
+    chosen = MaskedCategorical(select_logits(spec, logits, actions), select_masks(spec, masks, actions))
+    return chosen.log_prob(actions).sum(-1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spec", [ESPER_SPEC, BANDIT_SPEC], ids=["esper", "other"])
+@pytest.mark.parametrize("conditional", [False, True])
 def test_joint_distribution_equals_enumeration_over_ten_thousand_mask_patterns(
-    spec: ActionSpec, dtype: torch.dtype
+    spec: ActionSpec, dtype: torch.dtype, conditional: bool
 ) -> None:
     torch.manual_seed(0)
     batch = 10_000
-    masks, logits, other = (
-        random_masks(spec, batch),
-        random_logits(spec, batch, dtype),
-        random_logits(spec, batch, dtype),
-    )
+    masks = random_masks(spec, batch)
+    logits, other = (random_logits(spec, batch, dtype, conditional=conditional) for _ in range(2))
     actions, log_p = enumerate_log_probs(spec, logits, masks)
     _, log_q = enumerate_log_probs(spec, other, masks)
     close = partial(torch.testing.assert_close, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -70,12 +73,12 @@ def test_joint_distribution_equals_enumeration_over_ten_thousand_mask_patterns(
     close(joint_kl(spec, logits, other, masks).double(), kl)
 
 
-@given(num_slots=st.integers(1, 6), density=st.floats(0.05, 1.0), seed=st.integers(0, 2**31))
-def test_drawn_actions_are_legal_for_any_mask(num_slots: int, density: float, seed: int) -> None:
+@given(num_slots=st.integers(1, 6), density=st.floats(0.05, 1.0), seed=st.integers(0, 2**31), conditional=st.booleans())
+def test_drawn_actions_are_legal_for_any_mask(num_slots: int, density: float, seed: int, conditional: bool) -> None:
     spec = esper_action_spec(SlotConfig.of_size(num_slots))
     torch.manual_seed(seed)
     masks = random_masks(spec, 8, density)
-    logits = 50.0 * (2.0 * torch.rand(8, len(spec.heads), spec.width) - 1.0)
+    logits = 25.0 * random_logits(spec, 8, conditional=conditional)
     for deterministic in (False, True):
         actions = draw_actions(spec, logits, masks, deterministic=deterministic)
         selected = select_masks(spec, masks, actions)
@@ -95,13 +98,14 @@ def test_a_million_draws_hold_no_illegal_action() -> None:
     assert illegal == 0
 
 
-def test_frequencies_of_drawn_actions_pass_a_chi_square_test() -> None:
+@pytest.mark.parametrize("conditional", [False, True])
+def test_frequencies_of_drawn_actions_pass_a_chi_square_test(conditional: bool) -> None:
     torch.manual_seed(2)
     draws = 200_000
-    masks, logits = random_masks(ESPER_SPEC, 1), torch.randn(1, 4, ESPER_SPEC.width)
+    masks, logits = random_masks(ESPER_SPEC, 1), 0.5 * random_logits(ESPER_SPEC, 1, conditional=conditional)
     actions, log_p = enumerate_log_probs(ESPER_SPEC, logits, masks)
     many = {name: mask.expand(draws, *mask.shape[1:]) for name, mask in masks.items()}
-    drawn = draw_actions(ESPER_SPEC, logits.expand(draws, -1, -1), many)
+    drawn = draw_actions(ESPER_SPEC, logits.expand(draws, *logits.shape[1:]), many)
     counts = torch.tensor([int((drawn == action).all(-1).sum()) for action in actions], dtype=torch.float64)
     expected = draws * log_p[0].exp()
     likely = expected > 5
@@ -112,11 +116,12 @@ def test_frequencies_of_drawn_actions_pass_a_chi_square_test() -> None:
     assert counts[~log_p[0].isfinite()].sum() == 0
 
 
-def test_log_probabilities_entropies_and_divergences_pass_gradcheck() -> None:
+@pytest.mark.parametrize("conditional", [False, True])
+def test_log_probabilities_entropies_and_divergences_pass_gradcheck(conditional: bool) -> None:
     torch.manual_seed(3)
     masks = random_masks(ESPER_SPEC, 3)
-    logits = random_logits(ESPER_SPEC, 3, torch.float64).requires_grad_()
-    other = random_logits(ESPER_SPEC, 3, torch.float64).requires_grad_()
+    logits = random_logits(ESPER_SPEC, 3, torch.float64, conditional=conditional).requires_grad_()
+    other = random_logits(ESPER_SPEC, 3, torch.float64, conditional=conditional).requires_grad_()
     actions = draw_actions(ESPER_SPEC, logits, masks)
     assert torch.autograd.gradcheck(lambda x: joint_log_prob(ESPER_SPEC, x, masks, actions), (logits,))
     assert torch.autograd.gradcheck(lambda x: joint_entropy(ESPER_SPEC, x, masks), (logits,))

@@ -15,7 +15,7 @@ def test_esper_heads_follow_the_slot_config(num_slots: int) -> None:
     assert [head.size for head in spec.heads] == [num_slots, num_blueprints(), NUM_BLENDS, NUM_OPS]
     assert spec.mask_shape(spec.head("slot")) == (NUM_OPS, num_slots)
     assert spec.mask_shape(spec.head("blueprint")) == (num_slots, num_blueprints())
-    assert [spec.names[index] for index in spec.order] == ["op", "slot", "blend", "blueprint"]
+    assert [spec.names[index] for index in spec.order] == ["op", "slot", "blueprint", "blend"]
 
 
 def test_esper_heads_matter_as_the_ops_say() -> None:
@@ -42,7 +42,7 @@ def test_spec_survives_plain_types() -> None:
         ((Head("a", 2),), "b", "unknown head"),
         ((Head("a", 2, matters_for=(0,)),), "a", "deciding head"),
         ((Head("a", 2), Head("b", 2, matters_for=(2,))), "a", "matters for"),
-        ((Head("a", 2), Head("b", 2, mask_given="c"), Head("c", 2, matters_for=(1,))), "a", "which its mask needs"),
+        ((Head("a", 2), Head("b", 2, mask_given="c"), Head("c", 2, matters_for=(1,))), "a", "which it needs"),
         ((Head("a", 2), Head("b", 2, mask_given="c"), Head("c", 2, mask_given="b")), "a", "circle"),
     ],
 )

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.blueprints.registry import MIXES_NOTHING, Mixing, blueprint
 from esper.kasmina.sites import Family, Reach, SiteShape
 
 MIN_BOTTLENECK = 4
@@ -65,9 +65,9 @@ def can_normalise(site: SiteShape) -> bool:
     return site.width > 1 if site.family is Family.FEATURES else site.width * site.positions > 1
 
 
-@blueprint(Family.FEATURES, 1, "norm", "normalises features anew", fits=can_normalise)
-@blueprint(Family.CONV1D, 1, "norm", "normalises channels anew", fits=can_normalise)
-@blueprint(Family.CONV2D, 1, "norm", "normalises channels anew", fits=can_normalise)
+@blueprint(Family.FEATURES, 1, "norm", "normalises features anew", fits=can_normalise, mixes=MIXES_NOTHING)
+@blueprint(Family.CONV1D, 1, "norm", "normalises channels anew", fits=can_normalise, mixes=MIXES_NOTHING)
+@blueprint(Family.CONV2D, 1, "norm", "normalises channels anew", fits=can_normalise, mixes=MIXES_NOTHING)
 class Norm(nn.Module):
     """A normalisation whose own weight is the output scale."""
 
@@ -145,6 +145,7 @@ def _num_heads(width: int) -> int:
     "attention",
     "causal attention over a sequence",
     fits=lambda site: site.positions > 1 and can_normalise(site),
+    mixes=Mixing(positions="all"),
 )
 class CausalAttention(ScaledSeed):
     """Self-attention that never looks ahead, so that it is safe inside a language model too.
@@ -172,7 +173,7 @@ def _conv(site: SiteShape, inputs: int, outputs: int, kernel: int, *, groups: in
     return made
 
 
-@blueprint(Family.CONV2D, 2, "channel_attention", "weighs channels by the whole map")
+@blueprint(Family.CONV2D, 2, "channel_attention", "weighs channels by the whole map", mixes=Mixing(positions="none"))
 class ChannelAttention(ScaledSeed):
     """Squeeze to one number per channel, excite through a bottleneck."""
 
@@ -247,6 +248,7 @@ class HeavyConv(ScaledSeed):
     "mixing",
     "every position sees every other",
     fits=lambda site: 2 <= site.positions <= _MAX_MIXED_POSITIONS,
+    mixes=Mixing(channels=False, positions="all"),
 )
 class PositionMixing(ScaledSeed):
     """An MLP along the position axis, shared by all channels; needs the length it was built for."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,21 @@ from esper.leyline import DamagedFileError, InputError, OtherCatalogueError, unk
 
 _MOST_SHOWN = 3
 """Differences between catalogues that a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """What a seed brings together: what a learned controller knows a kind by, beside its reach and its price."""
+
+    channels: bool = True
+    """Whether its output at one channel, or feature, depends on the others."""
+    positions: Literal["none", "neighbours", "all"] | None = None
+    """On which other positions its output at one of them depends; None: as layers of the family do, on neighbours in
+    feature maps and on none in features."""
+
+
+MIXES_NOTHING = Mixing(channels=False, positions="none")
+_USUAL = Mixing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,12 @@ class Blueprint:
     """Whether its seeds are affine maps, which add nothing behind a trained linear layer and are not planted there."""
     reads: Reach | None = None
     """The source that its seeds connect with the site; None for kinds that refine the tensor at the site itself."""
+    mixes: Mixing = _USUAL
+
+    @property
+    def mixed_positions(self) -> Literal["none", "neighbours", "all"]:
+        """On which other positions the output of its seeds at one of them depends."""
+        return self.mixes.positions or ("none" if self.family is Family.FEATURES else "neighbours")
 
     def input_shape(self, site: SiteShape) -> SiteShape:
         return (site.source(self.reads) if self.reads else None) or site
@@ -93,6 +114,7 @@ def blueprint(
     fits: Callable[[SiteShape], bool] = lambda _: True,
     affine: bool = False,
     reads: Reach | None = None,
+    mixes: Mixing = _USUAL,
     replace: bool = False,
 ) -> Callable[[FactoryT], FactoryT]:
     """Register the decorated module class, whose constructor takes a `SiteShape`, as a blueprint.
@@ -114,7 +136,7 @@ def blueprint(
             raise InputError(f"place {id} of {family} holds {present.name!r}; pass replace=True to take it over")
         if any(other.name == name and other.id != id for other in blueprints_of(family)):
             raise InputError(f"{family} has a blueprint named {name!r} already")
-        _REGISTRY[family, id] = Blueprint(family, id, name, summary, module_class, fits_here, affine, reads)
+        _REGISTRY[family, id] = Blueprint(family, id, name, summary, module_class, fits_here, affine, reads, mixes)
         return module_class
 
     def fits_here(site: SiteShape) -> bool:

@@ -6,6 +6,7 @@ Versions of the format:
 2: the catalogue of blueprints is stored too, because the ids that an agent has learned mean nothing without it.
 3: `config` is a `LearnerConfig`, sizes stand apart, and the normaliser belongs to the agent.
 4: all options of the network are in `config`.
+5: `config` names the network, and a head may have logits that are given another head.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import LearnerConfig
 from esper.simic.control.action_masks import ActionSpec
 
-CHECKPOINT_VERSION = 4
+CHECKPOINT_VERSION = 5
 _FORMAT = "esper-agent"
 _AGAIN = "train a controller with the present blueprints"
 REMEDY = "take another one of the folder checkpoints/ of its run, to which `esper train` writes them"

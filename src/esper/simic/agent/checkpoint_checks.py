@@ -23,12 +23,13 @@ from esper.nissa.state_files import (
     checked_whole,
     shown,
 )
-from esper.simic.agent.network import FactoredRecurrentActorCritic
+from esper.simic.agent.network import RecurrentActorCritic
+from esper.simic.agent.networks import network_class
 from esper.simic.agent.optimization import build_optimizer
 from esper.simic.agent.rollout_buffer import LARGEST_ROUND, SequenceBatch, TamiyoRolloutBuffer
 from esper.simic.config import LearnerConfig
 from esper.simic.control.action_masks import ActionSpec, esper_action_spec
-from esper.simic.control.normalization import check_statistics
+from esper.simic.control.normalization import RunningMeanStd
 
 STATE_KEYS = (
     "format", "version", "state_dim", "slot_config", "action_spec", "catalogue", "config", "round", "network_options",
@@ -56,7 +57,7 @@ def check_agent_state(state: Mapping[str, Any]) -> None:
     if bool(state["catalogue"]) != (spec.names == HEAD_NAMES):
         raise InputError("catalogue must list blueprints if one of the heads chooses among them, and only then")
     config = _checked_config(state, spec)
-    _check_network_options(state["network_options"])
+    _check_network_options(state["network_options"], network_class(config.architecture).OPTIONS)
     network = _reference_network(state, spec)
     _check_round(state, spec, config)
     expected = network.state_dict()
@@ -64,8 +65,8 @@ def check_agent_state(state: Mapping[str, Any]) -> None:
         checked_tensor(tensor, f"network_state_dict.{name}", expected[name].shape, expected[name].dtype)
     _check_optimizer(state["optimizer_state_dict"], network, config)
     if state["normalizer"] is not None:
-        check_statistics(state["normalizer"], (state["state_dim"],), "normalizer")
-    check_statistics(state["return_scale"], (), "return_scale")
+        network.make_normalizer("cpu").check(state["normalizer"], "normalizer")
+    RunningMeanStd().check(state["return_scale"], "return_scale")
     _check_value_memory(state["value_memory"], state, spec)
     for name, count in checked_keys(state["counters"], ("total_steps", "updates"), "counters").items():
         checked_whole(count, f"counters.{name}")
@@ -80,15 +81,15 @@ def _checked_config(state: Mapping[str, Any], spec: ActionSpec) -> LearnerConfig
     return config
 
 
-def _check_network_options(given: object) -> None:
-    options = checked_keys(given, tuple(_NETWORK_OPTIONS), "network_options")
+def _check_network_options(given: object, names: tuple[str, ...]) -> None:
+    options = checked_keys(given, names, "network_options")
     for name, value in options.items():
         if not has_type(value, _NETWORK_OPTIONS[name]):
             raise InputError(f"network_options.{name} cannot be {shown(value)}")
     checked_number(options["policy_gain"], "network_options.policy_gain", 0)
 
 
-def _reference_network(state: Mapping[str, Any], spec: ActionSpec) -> FactoredRecurrentActorCritic:
+def _reference_network(state: Mapping[str, Any], spec: ActionSpec) -> RecurrentActorCritic:
     """A network of the stored sizes without memory for its weights."""
     weights = state["network_state_dict"]
     if not isinstance(weights, Mapping) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
@@ -108,10 +109,11 @@ def _reference_network(state: Mapping[str, Any], spec: ActionSpec) -> FactoredRe
         return build_network(state, spec)
 
 
-def build_network(state: Mapping[str, Any], spec: ActionSpec) -> FactoredRecurrentActorCritic:
+def build_network(state: Mapping[str, Any], spec: ActionSpec) -> RecurrentActorCritic:
     """A network of the stored sizes, with fresh weights."""
     sizes = {name: state["config"][name] for name in ("lstm_hidden_dim", "lstm_layers")}
-    return FactoredRecurrentActorCritic(spec, state["state_dim"], **sizes, **state["network_options"])
+    kind = network_class(state["config"]["architecture"])
+    return kind(spec, state["state_dim"], **sizes, **state["network_options"])
 
 
 def _check_round(state: Mapping[str, Any], spec: ActionSpec, config: LearnerConfig) -> None:
@@ -134,7 +136,7 @@ def _check_round(state: Mapping[str, Any], spec: ActionSpec, config: LearnerConf
     )
 
 
-def _check_optimizer(state: object, network: FactoredRecurrentActorCritic, config: LearnerConfig) -> None:
+def _check_optimizer(state: object, network: RecurrentActorCritic, config: LearnerConfig) -> None:
     """Groups as the options give them, and moments of the shapes of the parameters; none before the first step."""
     optimizer = build_optimizer(network, config.lr, config.weight_decay, config.head_lr_scale)
     expected = optimizer.state_dict()["param_groups"]

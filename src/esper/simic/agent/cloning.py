@@ -13,6 +13,7 @@ from esper.simic.agent.optimization import masked_mean, step_if_finite, value_lo
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import SequenceBatch, minibatches
 from esper.simic.config import LessonConfig
+from esper.simic.control.action_masks import select_logits
 
 
 class Cloning(NamedTuple):
@@ -90,7 +91,8 @@ def _cloning_loss(policy: Policy, part: SequenceBatch, target: _Smoothing, value
     output = policy.replay(part)
     # Smoothed labels: the teacher's action, and a share for whatever else was legal.
     legal = part.legal
-    log_probs = torch.where(legal, output.logits, -torch.inf).log_softmax(-1)
+    logits = select_logits(policy.spec, output.logits, part.actions)
+    log_probs = torch.where(legal, logits, -torch.inf).log_softmax(-1)
     others = torch.where(legal, target.logits, -torch.inf).softmax(-1)
     chosen = log_probs.gather(-1, part.actions.unsqueeze(-1)).squeeze(-1)
     tried = (others * torch.where(legal, log_probs, 0.0)).sum(-1)

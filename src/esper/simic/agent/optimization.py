@@ -16,10 +16,10 @@ from torch.optim import Adam
 
 from esper.kasmina.torch_private import clip_factors, scale_tensors, tensor_norms
 from esper.leyline import DEFAULT_ADAM_EPS
-from esper.simic.agent.network import FactoredRecurrentActorCritic, Policy
+from esper.simic.agent.network import Policy, RecurrentActorCritic
 from esper.simic.agent.rollout_buffer import SequenceBatch, minibatches
 from esper.simic.config.training import GradClipMode, ValueLossType
-from esper.simic.control.action_masks import ActionSpec
+from esper.simic.control.action_masks import ActionSpec, select_logits
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -121,17 +121,17 @@ VALUE_UNIT = "value"
 TRUNK_UNIT = "trunk"
 
 
-def parameter_units(network: FactoredRecurrentActorCritic) -> dict[str, list[nn.Parameter]]:
+def parameter_units(network: RecurrentActorCritic) -> dict[str, list[nn.Parameter]]:
     """Parameters by the part they belong to: each policy head by name, `value`, and `trunk` for all that is shared."""
     units = {name: list(network.policy_head(name).parameters()) for name in network.spec.names}
     units[VALUE_UNIT] = list(network.value_head.parameters())
-    trunk = (network.feature_net, network.lstm, network.lstm_ln)
-    units[TRUNK_UNIT] = [parameter for module in trunk for parameter in module.parameters()]
+    in_heads = {id(parameter) for parameters in units.values() for parameter in parameters}
+    units[TRUNK_UNIT] = [parameter for parameter in network.parameters() if id(parameter) not in in_heads]
     return units
 
 
 def build_optimizer(
-    network: FactoredRecurrentActorCritic, lr: float, weight_decay: float, head_lr_scale: Mapping[str, float]
+    network: RecurrentActorCritic, lr: float, weight_decay: float, head_lr_scale: Mapping[str, float]
 ) -> torch.optim.Adam:
     """Adam over everything; with weight decay AdamW that decays the critic only.
 
@@ -266,6 +266,9 @@ def _refit_loss(policy: Policy, part: SequenceBatch, before: Tensor, value_coef:
     output = policy.replay(part)
     value, _ = value_loss(output.values, policy.scaled(part.returns), part.valid)
     legal = part.legal
-    old, new = (torch.where(legal, logits, -torch.inf).log_softmax(-1) for logits in (before, output.logits))
+    old, new = (
+        torch.where(legal, select_logits(policy.spec, logits, part.actions), -torch.inf).log_softmax(-1)
+        for logits in (before, output.logits)
+    )
     moved = (old.exp() * (torch.where(legal, old, 0.0) - torch.where(legal, new, 0.0))).sum(-1)
     return value_coef * value + masked_mean(moved, part.active).sum()

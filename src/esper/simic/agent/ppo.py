@@ -30,7 +30,8 @@ from esper.leyline import (
     InputError,
     SlotConfig,
 )
-from esper.simic.agent.network import NETWORK_OPTIONS, FactoredRecurrentActorCritic, Policy
+from esper.simic.agent.network import Policy, RecurrentActorCritic
+from esper.simic.agent.networks import make_network
 from esper.simic.agent.optimization import (
     ValueMemory,
     build_optimizer,
@@ -85,7 +86,7 @@ class PPOAgent:
         state_dim: int,
         slot_config: SlotConfig | None = None,
         action_spec: ActionSpec | None = None,
-        network: FactoredRecurrentActorCritic | None = None,
+        network: RecurrentActorCritic | None = None,
         num_envs: int = DEFAULT_NUM_ENVS,
         max_steps: int = DEFAULT_EPISODE_LENGTH,
         decay_steps: int | None = None,
@@ -309,7 +310,7 @@ class PPOAgent:
         return str(self.policy.device)
 
     @property
-    def _base_network(self) -> FactoredRecurrentActorCritic:
+    def _base_network(self) -> RecurrentActorCritic:
         return self.policy.network
 
     @cached_property
@@ -338,11 +339,10 @@ class PPOAgent:
             hidden_storage=self.config.hidden_storage,
         )
 
-    def _make_policy(self, network: FactoredRecurrentActorCritic | None, *, normalize: bool) -> Policy:
+    def _make_policy(self, network: RecurrentActorCritic | None, *, normalize: bool) -> Policy:
         config = self.config
         if network is None:
-            options = {name: getattr(config, name) for name in NETWORK_OPTIONS}
-            network = FactoredRecurrentActorCritic(self.spec, self.state_dim, **options)
+            network = make_network(config, self.spec, self.state_dim)
         policy = Policy(
             network,
             find_device(config.device),

@@ -13,7 +13,8 @@ from esper.simic.agent.network import NetworkOutput
 from esper.simic.agent.optimization import TRUNK_UNIT, VALUE_UNIT, masked_mean
 from esper.simic.agent.rollout_buffer import SequenceBatch
 from esper.simic.agent.types import EpochMetrics, GradientStats, PPOUpdateMetrics, ValueDiagnostics
-from esper.simic.control.action_masks import ActionSpec, MaskedCategorical, joint_entropy, joint_kl
+from esper.simic.control.action_masks import ActionSpec, MaskedCategorical, select_logits
+from esper.simic.control.joint import joint_entropy, joint_kl
 
 _WIDE = 0.98
 """How much of a round's ratios lies below its high one, and above its low one."""
@@ -75,7 +76,10 @@ def round_statistics(
     masks = {name: mask[real] for name, mask in batch.masks.items()}
     # A head had a choice where it mattered and masks left it two options.
     choices = batch.active & (batch.selected.sum(-1) > 1)
-    old, new = (MaskedCategorical(output.logits, batch.selected, validate=False) for output in (before, after))
+    old, new = (
+        MaskedCategorical(select_logits(spec, output.logits, batch.actions), batch.selected, validate=False)
+        for output in (before, after)
+    )
     # How far the probability of each taken action has moved.
     change = (new.log_prob(batch.actions) - old.log_prob(batch.actions))[batch.active]
     moved = change.float().exp().nan_to_num(torch.inf)

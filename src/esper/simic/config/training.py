@@ -26,6 +26,7 @@ from esper.simic.config.reward import RewardConfig, RewardFamily, check_learner
 ValueLossType = Literal["mse", "huber"]
 GradClipMode = Literal["per_head", "global"]
 HiddenStorage = Literal["all", "first"]
+Architecture = Literal["flat", "pointing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,9 @@ class LearnerConfig(Group):
 
     device: str = "auto"
     """Where the policy lives: cpu, cuda, cuda:1; auto takes CUDA where there is one."""
+    architecture: Architecture = "flat"
+    """The policy's network: flat, for hosts that all have the same number of slots, or pointing, which scores whatever
+    slots and kinds there are."""
     feature_dim: Count = 128
     """Width of the features that the policy's network makes of an observation."""
     feature_layers: Annotated[int, Range(1, 2, "[]")] = 1

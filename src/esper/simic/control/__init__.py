@@ -8,9 +8,8 @@ from esper.simic.control.action_masks import (
     Masks,
     draw_actions,
     esper_action_spec,
-    joint_entropy,
-    joint_kl,
     relevant_heads,
+    select_logits,
     select_masks,
 )
 from esper.simic.control.features import (
@@ -26,6 +25,7 @@ from esper.simic.control.features import (
     safe,
     signals_to_features,
 )
+from esper.simic.control.joint import joint_entropy, joint_kl
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "price_feature",
     "relevant_heads",
     "safe",
+    "select_logits",
     "select_masks",
     "signals_to_features",
 ]

@@ -11,12 +11,14 @@ matter it stores index 0 and counts nowhere. The mask of a head may depend on th
 | blend | GERMINATE | `[..., L]` | nothing |
 
 Logits and masks of all heads are padded to the widest head, `[..., H, K]`, so that a step costs one log-softmax and
-not one distribution object per head. A head that does not matter is given a mask with action 0 alone: its
-log-probability, entropy and every gradient are then exactly 0, and no later formula needs an exception for it.
+not one distribution object per head. A network may also give *conditional* logits `[..., H, G, K]`, one row for every
+value of the head that they are given, of which `select_logits` takes the rows that apply; blend is given the slot too.
+A head that does not matter is given a mask with action 0 alone: its log-probability, entropy and every gradient are
+then exactly 0, and no later formula needs an exception for it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from typing import Any, Self
@@ -56,11 +58,20 @@ class Head:
     """Values of the decider for which this head counts; None: always."""
     mask_given: str | None = None
     """The head on whose drawn value this head's mask depends; None: on none."""
+    logits_given: str | None = None
+    """The head on whose drawn value conditional logits depend; None: the one on which the mask does."""
 
     def __post_init__(self) -> None:
         check_field_types(self)
+        if None not in (self.mask_given, self.logits_given) and self.mask_given != self.logits_given:
+            raise InputError(f"mask and logits of head {self.name!r} must be given the same head")
         if not self.name.isidentifier():
             raise InputError(f"the name of a head must be a plain word, because parameters go by it; got {self.name!r}")
+
+    @property
+    def given(self) -> str | None:
+        """The head that has to be drawn before this one, beside the decider."""
+        return self.mask_given or self.logits_given
 
 
 @dataclass(frozen=True)
@@ -77,27 +88,27 @@ class ActionSpec:
         if not all(1 <= head.size <= LARGEST_HEAD for head in self.heads):
             raise InputError(f"every head needs 1 to {LARGEST_HEAD} actions")
         decider = self.head(self.decider)
-        if decider.matters_for is not None or decider.mask_given is not None:
+        if decider.matters_for is not None or decider.given is not None:
             raise InputError(f"the deciding head {self.decider!r} always matters and depends on no other head")
         for head in self.heads:
             self._check_relevance(head)
         if len(self.order) != len(self.heads):
-            raise InputError("the masks of some heads depend on each other in a circle")
+            raise InputError("some heads depend on each other in a circle")
 
     def _check_relevance(self, head: Head) -> None:
         decisions, relevant = range(self.head(self.decider).size), self.relevant_decisions(head)
         if not set(relevant) <= set(decisions):
             raise InputError(f"head {head.name!r} matters for {relevant}; {self.decider!r} has 0..{decisions[-1]}")
-        given = self.head(self.decider if head.mask_given is None else head.mask_given)
+        given = self.head(self.decider if head.given is None else head.given)
         if not set(relevant) <= set(self.relevant_decisions(given)):
-            raise InputError(f"head {head.name!r} matters where {head.mask_given!r}, which its mask needs, does not")
+            raise InputError(f"head {head.name!r} matters where {head.given!r}, which it needs, does not")
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Head indices in the order in which they are drawn: whatever a mask depends on comes first."""
+        """Head indices in the order in which they are drawn: whatever a head depends on comes first."""
         placed = [self.decider]
         for _ in self.heads:
-            placed += [h.name for h in self.heads if h.name not in placed and h.mask_given in (None, *placed)]
+            placed += [h.name for h in self.heads if h.name not in placed and h.given in (None, *placed)]
         return tuple(self.names.index(name) for name in placed)
 
     @cached_property
@@ -109,6 +120,11 @@ class ActionSpec:
     def width(self) -> int:
         """Size of the widest head: the K that padded logits `[..., H, K]` share."""
         return max(head.size for head in self.heads)
+
+    @cached_property
+    def given_width(self) -> int:
+        """Size of the widest head that another is given: the G of conditional logits `[..., H, G, K]`."""
+        return max((self.head(head.given).size for head in self.heads if head.given is not None), default=1)
 
     @cached_property
     def decider_index(self) -> int:
@@ -175,7 +191,7 @@ def _esper_action_spec(slot_config: SlotConfig, blueprints: int) -> ActionSpec:
     heads = {
         "slot": Head("slot", slot_config.num_slots, acts_on_slot, mask_given="op"),
         "blueprint": Head("blueprint", blueprints, germinates, mask_given="slot"),
-        "blend": Head("blend", NUM_BLENDS, germinates),
+        "blend": Head("blend", NUM_BLENDS, germinates, logits_given="slot"),
         "op": Head("op", NUM_OPS),
     }
     return ActionSpec(tuple(heads[name] for name in HEAD_NAMES), decider="op")
@@ -272,6 +288,15 @@ def pad_heads(rows: list[Tensor], width: int) -> Tensor:
     return torch.stack([F.pad(row, (0, width - row.shape[-1])) for row in rows], dim=-2)
 
 
+def pad_conditional(spec: ActionSpec, rows: Mapping[str, Tensor]) -> Tensor:
+    """`[..., rows, size]` of each head, one row for every value of the head that it is given, as `[..., H, G, K]`."""
+    height, width = spec.given_width, spec.width
+    padded = [
+        F.pad(row, (0, width - row.shape[-1], 0, height - row.shape[-2])) for row in (rows[name] for name in spec.names)
+    ]
+    return torch.stack(padded, dim=-3)
+
+
 def by_head(spec: ActionSpec, stacked: Tensor) -> dict[str, Tensor]:
     """The columns of `stacked [..., H]` by head name, in storage order."""
     return dict(zip(spec.names, stacked.unbind(-1), strict=True))
@@ -301,16 +326,39 @@ def select_masks(spec: ActionSpec, masks: Masks, actions: Tensor) -> Tensor:
     return torch.where(relevant_heads(spec, actions).unsqueeze(-1), rows, only_first)
 
 
+def select_logits(spec: ActionSpec, logits: Tensor, actions: Tensor) -> Tensor:
+    """`[..., H, K]`: the logits of each head, given the other heads of `actions [..., H]`.
+
+    Conditional logits `[..., H, G, K]` have a row for every value of the head that is given; where none is, the first
+    row counts. Logits `[..., H, K]` are the same whatever else is chosen.
+    """
+    if logits.dim() == actions.dim() + 1:
+        return logits
+    given = _given_columns(spec, logits.device)
+    rows = torch.where(given < 0, 0, actions[..., given.clamp(min=0)])[..., None, None]
+    return logits.gather(-2, rows.expand(*rows.shape[:-1], logits.shape[-1])).squeeze(-2)
+
+
+@cache
+def _given_columns(spec: ActionSpec, device: torch.device) -> Tensor:
+    """`[H]`: the column of the head that each head is given, -1 for those that are given none."""
+    columns = [-1 if head.given is None else spec.names.index(head.given) for head in spec.heads]
+    with torch.inference_mode(False):
+        return torch.tensor(columns, device=device)
+
+
 def draw_actions(spec: ActionSpec, logits: Tensor, masks: Masks, *, deterministic: bool = False) -> Tensor:
-    """Actions `[..., H]` from padded logits `[..., H, K]`: the decider first, then each head under its mask.
+    """Actions `[..., H]` from padded logits, conditional or not: the decider first, then each head under its mask.
 
     `deterministic` takes the most probable value of each head in turn.
     """
-    scores = logits.float() if deterministic else logits.float() + gumbel_noise(logits)
-    actions = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
+    batch = masks[spec.decider].shape[:-1]
+    actions = torch.zeros(*batch, len(spec.heads), dtype=torch.long, device=logits.device)
+    noise = 0.0 if deterministic else gumbel_noise(logits.new_empty(*actions.shape, spec.width))
     for index in spec.order:
         head = spec.heads[index]
-        actions[..., index] = _best_legal(scores[..., index, : head.size], _mask_row(spec, head, masks, actions))
+        scores = (select_logits(spec, logits, actions).float() + noise)[..., index, : head.size]
+        actions[..., index] = _best_legal(scores, _mask_row(spec, head, masks, actions))
     return actions * relevant_heads(spec, actions)
 
 
@@ -324,8 +372,8 @@ def require_fitting(spec: ActionSpec, masks: Masks, envs: int) -> None:
 
 
 def require_finite(spec: ActionSpec, obs: Tensor, logits: Tensor) -> None:
-    """Raise if `logits [N, H, K]` hold NaN or infinity, and say whether `obs [N, D]` brought it in."""
-    finite = logits.isfinite().all(-1)
+    """Raise if `logits [N, H, ...]` hold NaN or infinity, and say whether `obs [N, D]` brought it in."""
+    finite = logits.isfinite().flatten(2).all(-1)
     if not finite.all():
         env, head = (~finite).nonzero()[0].tolist()
         cause = "its parameters" if obs[env].isfinite().all() else "the observation"
@@ -346,55 +394,3 @@ def require_legal(spec: ActionSpec, selected: Tensor, step: int | None = None) -
             + ("" if step is None else f" at step {step}")
             + ": a mask is all False where the head matters"
         )
-
-
-def joint_entropy(spec: ActionSpec, logits: Tensor, masks: Masks) -> Tensor:
-    """Entropy `[...]` in nats of the joint action; `logits [..., H, K]` padded.
-
-    The joint distribution is a tree: the decider, then each head under the mask that earlier heads leave it. A head's
-    term is averaged over the probability of each branch in which it matters, where the update uses the sampled branch.
-    """
-    log_probs = _conditional_log_probs(spec, logits, masks)
-    return _expected_sum(spec, log_probs, lambda name: -(log_probs[name].exp() * log_probs[name]).sum(-1))
-
-
-def joint_kl(spec: ActionSpec, logits: Tensor, other_logits: Tensor, masks: Masks) -> Tensor:
-    """KL divergence `[...]` in nats of the joint action, from `logits` to `other_logits` under the same masks."""
-    log_p = _conditional_log_probs(spec, logits, masks)
-    log_q = _conditional_log_probs(spec, other_logits, masks)
-    return _expected_sum(spec, log_p, lambda name: (log_p[name].exp() * (log_p[name] - log_q[name])).sum(-1))
-
-
-def _conditional_log_probs(spec: ActionSpec, logits: Tensor, masks: Masks) -> dict[str, Tensor]:
-    """Per head `[..., size]`, or `[..., given size, size]` with one distribution per value of the given head."""
-    result = {}
-    for index, head in enumerate(spec.heads):
-        head_logits = logits[..., index, : head.size]
-        if head.mask_given is not None:
-            head_logits = head_logits.unsqueeze(-2)
-        result[head.name] = F.log_softmax(head_logits.masked_fill(~masks[head.name], MASK_FILL), dim=-1)
-    return result
-
-
-def _expected_sum(spec: ActionSpec, log_probs: dict[str, Tensor], term: Callable[[str], Tensor]) -> Tensor:
-    """The decider's `term` plus, for every other head, its `term` averaged over the branches where it matters."""
-    decision_probs = log_probs[spec.decider].exp()
-    relevance = relevance_table(spec, decision_probs.device)
-    total = term(spec.decider)
-    for index, head in enumerate(spec.heads):
-        if head.name != spec.decider:
-            weight = torch.where(relevance[:, index], decision_probs, 0.0)
-            total = total + (weight * _given_decision(spec, head, log_probs, term(head.name))).sum(-1)
-    return total
-
-
-def _given_decision(spec: ActionSpec, head: Head, log_probs: dict[str, Tensor], value: Tensor) -> Tensor:
-    """`value`, one per value of the given head, averaged to one per decision: `[..., decisions]`."""
-    if head.mask_given is None:
-        return value.unsqueeze(-1)
-    if head.mask_given == spec.decider:
-        return value
-    given = spec.head(head.mask_given)
-    if given.mask_given is not None:
-        value = value.unsqueeze(-2)
-    return _given_decision(spec, given, log_probs, (log_probs[given.name].exp() * value).sum(-1))

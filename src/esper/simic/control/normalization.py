@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from esper.leyline import DIVISION_GUARD, InputError
 from esper.nissa.state_files import checked_keys, checked_number, checked_tensor, checked_whole
+from esper.simic.control.anatomy import Anatomy, num_features
 
 NORMALIZED_LIMIT = 10.0
 """Normalised observations and rewards are cut at this many standard deviations."""
+_NEVER_VARIED = 1e-8
+"""A variance that is no more than rounding."""
 
 
 class RunningMeanStd:
@@ -73,25 +76,70 @@ class RunningMeanStd:
         scaled = (x - self.mean) / (self.var + DIVISION_GUARD).sqrt()
         return scaled.clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT).to(x.dtype)
 
+    def check(self, state: object, place: str = "the state of the normaliser") -> None:
+        """Refuse what is not the saved state of such statistics, and name the place."""
+        parts = checked_keys(state, ("mean", "var", "count"), place)
+        for name, like in (("mean", self.mean), ("var", self.var), ("count", self.count)):
+            numbers = checked_tensor(parts[name], f"{place}.{name}", tuple(like.shape), torch.float64)
+            if name != "mean" and bool((numbers < 0).any()):
+                raise InputError(f"{place}.{name} must be 0 or more")
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the statistics."""
         return {"mean": self.mean.clone(), "var": self.var.clone(), "count": self.count.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copy the statistics in `state` to the own device; a state that does not fit changes nothing."""
-        check_statistics(state, tuple(self.mean.shape))
+        self.check(state)
         self.mean.copy_(state["mean"])
         self.var.copy_(state["var"])
         self.count.copy_(state["count"])
 
 
-def check_statistics(state: object, shape: tuple[int, ...], place: str = "the state of the normaliser") -> None:
-    """Refuse what is not the saved state of a `RunningMeanStd` of this shape, and name the place."""
-    parts = checked_keys(state, ("mean", "var", "count"), place)
-    for name, expected in (("mean", shape), ("var", shape), ("count", ())):
-        numbers = checked_tensor(parts[name], f"{place}.{name}", expected, torch.float64)
-        if name != "mean" and bool((numbers < 0).any()):
-            raise InputError(f"{place}.{name} must be 0 or more")
+class SharedMeanStd(RunningMeanStd):
+    """Statistics of the features of an anatomy, each shared by all slots or kinds that have it.
+
+    Padding counts nowhere and stays 0. Flags stay as they are. A feature that has never varied becomes 0: no weight has
+    learned what another value of it means.
+    """
+
+    def __init__(self, anatomy: Anatomy, device: torch.device | str = "cpu") -> None:
+        super().__init__((num_features(),), device)
+        self.count = torch.zeros(num_features(), dtype=torch.float64, device=device)
+        self.anatomy = anatomy
+
+    def of(self, anatomy: Anatomy) -> "SharedMeanStd":
+        """The same statistics, for rows of another anatomy."""
+        other = SharedMeanStd(anatomy, self.device)
+        other.mean, other.var, other.count = self.mean, self.var, self.count
+        return other
+
+    @torch.inference_mode()
+    def update(self, x: Tensor) -> None:
+        """Take in a batch `[..., D]`."""
+        rows = x.detach().to(self.device, torch.float64).reshape(-1, self.anatomy.width)
+        there = self.anatomy.present(rows) & rows.isfinite().all(-1, keepdim=True)
+        count = self._by_feature(there.double())
+        mean = self._by_feature(torch.where(there, rows, 0.0)) / count.clamp(min=1.0)
+        distance = rows - mean[self._feature]
+        var = self._by_feature(torch.where(there, distance.square(), 0.0)) / count.clamp(min=1.0)
+        self._merge(mean, var, count)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """`x` in standard deviations from the mean, cut at ±`NORMALIZED_LIMIT`."""
+        mean, var = self.mean[self._feature], self.var[self._feature]
+        scaled = ((x - mean) / (var + DIVISION_GUARD).sqrt()).clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
+        kept = torch.where(var > _NEVER_VARIED, scaled, 0.0).to(x.dtype)
+        flags = self.anatomy.flags.to(x.device)
+        return torch.where(flags, x, torch.where(self.anatomy.present(x), kept, 0.0))
+
+    @property
+    def _feature(self) -> Tensor:
+        return self.anatomy.feature.to(self.device)
+
+    def _by_feature(self, rows: Tensor) -> Tensor:
+        """`[F]`: the sum of all columns of `rows [n, D]` that hold a feature."""
+        return torch.zeros_like(self.mean).index_add_(0, self._feature, rows.sum(0))
 
 
 class RewardNormalizer:

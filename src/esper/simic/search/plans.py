@@ -83,6 +83,11 @@ class PlanSpace:
         slots, kinds = self.fits.shape
         return slots, kinds, len(self.moments), len(BLENDS)
 
+    @property
+    def last_step(self) -> int:
+        """The latest step in which a plan plants."""
+        return self.moments[-1] + self.max_seeds - 1
+
     def sizes(self) -> dict[str, int]:
         """How many features of each group there are, in the order in which they stand."""
         slots, kinds, moments, blends = self.shape
@@ -172,6 +177,21 @@ class PlanSpace:
             if better > value:
                 plan, value = changed, better
         return staggered(plan)
+
+    def next_planting(self, planted: Plan, effects: Tensor, price: float, step: int) -> Planting | None:
+        """What to plant beside `planted`, now or in a later step; None: nothing more pays."""
+        groups = dict(zip(self.sizes(), effects.split(list(self.sizes().values())), strict=True))
+        if len(planted) >= self.max_seeds or step > self.last_step:
+            return None
+        gains = self._gains(planted, groups, price)
+        # Of the moments that are over only the one that this step belongs to can still be had.
+        now = max(index for index, moment in enumerate(self.moments) if moment <= step)
+        gains[:, :, :now] = -torch.inf
+        best = int(gains.argmax())
+        if float(gains.flatten()[best]) <= 0:
+            return None
+        slot, kind, moment, blend = (int(part) for part in torch.unravel_index(torch.tensor(best), gains.shape))
+        return Planting(max(step, self.moments[moment]), slot, kind, BLENDS[blend])
 
     def _grown(self, plan: Plan, groups: dict[str, Tensor], price: float, most: int) -> tuple[Plan, float]:
         value = self._value(plan, groups, price)

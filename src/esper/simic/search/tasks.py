@@ -7,15 +7,17 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.leyline import InputError, OtherCatalogueError, write_atomically
 from esper.nissa.state_files import checked_keys, pack_state, read_state
+from esper.simic.search.plans import PlanSpace
 from esper.simic.search.search import Finalist, Finding, PlanSearch, SearchSettings
 from esper.tasks import find_task
 from esper.tolaria import EpisodeSettings
@@ -53,6 +55,9 @@ class TaskFindings:
     episodes: int
     findings: tuple[Finding, ...]
     finalists: tuple[Finalist, ...]
+    space: PlanSpace = field(compare=False)
+    effects: Tensor = field(compare=False)
+    """Of the features of plans: their posterior means, in points."""
     scales: dict[str, float]
     """Of the posterior: how large effects are, the luck of a seed and noise."""
 
@@ -101,6 +106,7 @@ def search_task(job: SearchJob, task: str, progress: Progress | None = None) -> 
         progress(task, len(search.played.plans), search.total)
 
     findings = search.run(after_batch)
+    posterior = search.posterior()
     alone = [score for plan, score in zip(search.played.plans, search.played.scores, strict=True) if not plan]
     return TaskFindings(
         task,
@@ -110,7 +116,9 @@ def search_task(job: SearchJob, task: str, progress: Progress | None = None) -> 
         len(search.played.plans),
         tuple(findings),
         search.finalists(),
-        search.posterior().scales,
+        search.space,
+        posterior.mean_effects()[0],
+        posterior.scales,
     )
 
 

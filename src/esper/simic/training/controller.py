@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esper.leyline import InputError
+from esper.leyline import InputError, SlotConfig
 from esper.nissa.state_files import checked_keys, checked_list, checked_tensor
 from esper.simic.agent.checkpoint import load_checkpoint, naming
 from esper.simic.agent.network import Policy
 from esper.simic.agent.types import Hidden
-from esper.simic.control import esper_action_spec, observation_width, signals_to_features
+from esper.simic.control import esper_action_spec
 from esper.simic.control.action_masks import move_masks, to_device
+from esper.simic.control.observing import observer, state_dim
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.world import masks_by_head
 from esper.tolaria import Situation
@@ -28,9 +29,9 @@ class LearnedController:
         self._hidden: Hidden = policy.initial_hidden(1)
 
     @property
-    def num_slots(self) -> int:
-        """How many slots a host must have."""
-        return self._policy.spec.head("slot").size
+    def num_slots(self) -> int | None:
+        """How many slots a host must have; None: any number."""
+        return None if self._policy.network.ARCHITECTURE == "pointing" else self._policy.spec.head("slot").size
 
     def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
         """Forget everything."""
@@ -54,10 +55,11 @@ class LearnedController:
     @torch.inference_mode()
     def decide(self, situation: Situation) -> Tensor:
         """The most probable legal action of each host."""
-        slots, policy = situation.table.shape[1], self._policy
-        if slots != self.num_slots:
+        slots = situation.table.shape[1]
+        if self.num_slots not in (None, slots):
             raise InputError(f"this controller was trained for {self.num_slots} slots; the host has {slots}")
-        observations = policy.normalized(to_device(signals_to_features(situation), policy.device))
+        policy = self._policy.for_spec(esper_action_spec(SlotConfig.of_size(slots)))
+        observations = policy.normalized(to_device(observer(policy.network.ARCHITECTURE)(situation), policy.device))
         masks = move_masks(masks_by_head(situation.masks), policy.device)
         decision = policy.act(observations, masks, self._hidden, deterministic=True)
         self._hidden = decision.hidden
@@ -76,7 +78,8 @@ def load_controller(path: Path, device: str = "cpu") -> LearnedController:
     agent, _ = load_checkpoint(path, device)
     with naming(path):
         slots = agent.slot_config
-        if agent.spec != esper_action_spec(slots) or agent.state_dim != observation_width(slots):
+        expected = state_dim(agent.config.architecture, slots.num_slots)
+        if agent.spec != esper_action_spec(slots) or agent.state_dim != expected:
             raise InputError("it holds an agent for another world than growing networks")
         if agent.policy.normalizer is None:
             raise InputError("it holds an agent without its normaliser, which is no controller")

@@ -11,7 +11,8 @@ from esper.nissa.state_files import shown
 from esper.simic.agent.checkpoint import build_agent, naming, read_checkpoint
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import TrainingConfig
-from esper.simic.control import esper_action_spec, observation_width
+from esper.simic.control import esper_action_spec
+from esper.simic.control.observing import state_dim
 from esper.simic.training.run_folder import RunFolder, RunState
 from esper.simic.training.setup import round_sizes
 
@@ -84,7 +85,7 @@ def _check_agent(state: Mapping[str, Any], config: TrainingConfig, num_slots: in
     slots, learner, sizes = SlotConfig.of_size(num_slots), config.learner.to_dict(), round_sizes(config)
     wanted = {f"config.{name}": (state["config"][name], learner[name]) for name in learner if name != "device"}
     wanted |= {f"round.{name}": (state["round"][name], sizes[name]) for name in ("num_envs", "max_steps")}
-    wanted["state_dim"] = (state["state_dim"], observation_width(num_slots))
+    wanted["state_dim"] = (state["state_dim"], state_dim(config.learner.architecture, num_slots))
     wanted["slot_config"] = (state["slot_config"], slots.to_dict())
     wanted["action_spec"] = (state["action_spec"], esper_action_spec(slots).to_dict())
     for place, (stored, expected) in wanted.items():

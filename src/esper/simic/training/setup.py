@@ -1,6 +1,7 @@
 """What a run is made of: hosts, in a form that can be sent to workers, and the agent; checked before it begins."""
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from esper.nissa import Hub
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import TrainingConfig, WorldConfig
 from esper.simic.config.reward import RewardConfig
-from esper.simic.control import observation_width, signals_to_features
+from esper.simic.config.training import Architecture
+from esper.simic.control.observing import observer, state_dim
 from esper.simic.rewards import make_reward
 from esper.simic.search import SearchJob, SearchSettings
 from esper.tamiyo import controller_names
@@ -44,6 +46,8 @@ class EnvRecipe:
     seed: int
     executor: str
     reward: RewardConfig | None
+    architecture: Architecture = "flat"
+    """Whose observations are made."""
     catalogue: dict[str, list[str]] = field(default_factory=catalogue_names)
     """The blueprints where the recipe was made; a worker has to know the same."""
     data: SharedData | None = None
@@ -61,7 +65,7 @@ class EnvRecipe:
             self.data.adopt(task)
         population = Population(task, shard.num_hosts, self.settings, executor=self.executor, hub=hub)
         reward = make_reward(self.reward, hub)
-        return GrowthEnv(population, signals_to_features, reward, self.seed, first_host=shard.first_host)
+        return GrowthEnv(population, observer(self.architecture), reward, self.seed, first_host=shard.first_host)
 
 
 def make_pool(recipe: EnvRecipe, num_hosts: int, workers: int, seed: int = 0, *, hub: Hub | None = None) -> WorkerPool:
@@ -148,10 +152,18 @@ def require_ready(config: TrainingConfig) -> int:
             for task in set(world.tasks) - set(slots):
                 population = Population(find_task(task), 1, episode_settings(world), executor=world.executor)
                 slots[task] = population.table.shape[1]
-    if len(set(slots.values())) > 1:
+    return slots_together(slots, config.learner.architecture)
+
+
+def slots_together(slots: Mapping[str, int], architecture: Architecture) -> int:
+    """The number of slots that hosts of these tasks are shown with: a pointing network takes the largest."""
+    if architecture == "flat" and len(set(slots.values())) > 1:
         counts = ", ".join(f"{task} {count}" for task, count in sorted(slots.items()))
-        raise InputError(f"tasks must have hosts with the same number of slots; these have: {counts}")
-    return slots[config.world.tasks[0]]
+        raise InputError(
+            f"hosts must have the same number of slots for learner.architecture=flat; these have: {counts}; "
+            "learner.architecture=pointing takes any"
+        )
+    return max(slots.values())
 
 
 def round_sizes(config: TrainingConfig) -> dict[str, int | None]:
@@ -167,7 +179,7 @@ def make_agent(config: TrainingConfig, num_slots: int) -> PPOAgent:
     """A fresh agent for hosts with this many slots; torch's random state decides its weights."""
     agent = PPOAgent(
         config.learner,
-        state_dim=observation_width(num_slots),
+        state_dim=state_dim(config.learner.architecture, num_slots),
         slot_config=SlotConfig.of_size(num_slots),
         normalize=True,
         **round_sizes(config),  # type: ignore[arg-type]

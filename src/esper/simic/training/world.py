@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import ActionMasks, SlotTable, num_blueprints
@@ -13,7 +14,6 @@ from esper.leyline import (
     HEAD_NAMES,
     SEED_EXPLODING_GRADIENT,
     SEED_VANISHING_GRADIENT,
-    InputError,
     Op,
     Severity,
     Stage,
@@ -23,7 +23,8 @@ from esper.nissa import Hub, MemorySink
 from esper.nissa.events import LESSON_ROUND
 from esper.simic.config import FIRST_LESSON, TrainingConfig
 from esper.simic.control import Masks
-from esper.simic.training.setup import EnvRecipe, episode_settings, make_pool
+from esper.simic.control.anatomy import Anatomy
+from esper.simic.training.setup import EnvRecipe, episode_settings, make_pool, slots_together
 from esper.tamiyo import Controller, make_controller
 from esper.tasks import find_task
 from esper.tolaria import Environment, Shard, Situation, Step, episode_seed
@@ -87,10 +88,10 @@ class GrowthWorld:
         self._seed = config.seed
         self._per_task = world.envs
         self.num_envs = world.episodes
-        slots = {len(find_task(task).build_host().slot_sites) for task in world.tasks}
-        if len(slots) > 1:
-            raise InputError(f"tasks must have hosts with the same number of slots; these have {sorted(slots)}")
-        self.num_slots = slots.pop()
+        self._architecture = config.learner.architecture
+        slots = {task: len(find_task(task).build_host().slot_sites) for task in world.tasks}
+        self.num_slots = slots_together(slots, self._architecture)
+        """Hosts with fewer are padded to so many in all that the agent sees."""
         # One environment per task. Tasks step in threads of their own: what their hosts tell waits for the others.
         self._hub = hub or Hub()
         self._told = [MemorySink() for _ in world.tasks]
@@ -131,8 +132,8 @@ class GrowthWorld:
         for index, env in enumerate(self._envs):
             first = index * self._per_task
             seen, legal = env.reset([episode_seed(self._seed, first + host, episode) for host in range(self._per_task)])
-            observations.append(seen)
-            masks.append(masks_by_head(legal))
+            observations.append(self._padded(seen))
+            masks.append(_padded_masks(masks_by_head(legal), self.num_slots))
         return torch.cat(observations), join(masks)
 
     def _twins_of(self, episode: int, after_step: Callable[[], None]) -> "_Alone":
@@ -185,7 +186,29 @@ class GrowthWorld:
         # All tasks step at the same time where they have workers.
         run = map if self._threads is None else self._threads.map
         steps = run(lambda env, share: env.step(share), self._envs, actions.split(self._per_task))
-        return join([_transition(step) for step in steps])  # hosts of all tasks as one batch
+        return join([self._transition(step) for step in steps])  # hosts of all tasks as one batch
+
+    def _padded(self, rows: Tensor) -> Tensor:
+        """Observations of one task's hosts as those of hosts with as many slots as any."""
+        return Anatomy(self.num_slots, num_blueprints()).pad(rows) if self._architecture == "pointing" else rows
+
+    def _transition(self, step: Step) -> Transition:
+        outcome, after = step.info.outcome, step.info.outcome.after
+        objective = outcome.final_score - after.rent(outcome.final_params, outcome.final_flops)
+        return Transition(
+            observations=self._padded(step.observations),
+            masks=_padded_masks(masks_by_head(step.masks), self.num_slots),
+            rewards=step.rewards.to(torch.float32),
+            terminated=step.terminated,
+            truncated=step.truncated,
+            dropped=step.info.dropped,
+            components=step.info.payment.components,
+            objective=objective,
+            twin_objective=torch.full_like(objective, torch.nan),
+            score=outcome.final_score,
+            price=after.price,
+            table=after.table.padded(self.num_slots),
+        )
 
     def controllers(self, teacher: Teacher) -> list[Controller]:
         """The controllers of a teacher, one for each task, at the start of a round."""
@@ -249,23 +272,11 @@ class _Alone:
         return cls(torch.zeros(num_envs), torch.full((num_envs,), torch.nan), torch.zeros(num_envs, dtype=torch.bool))
 
 
-def _transition(step: Step) -> Transition:
-    outcome, after = step.info.outcome, step.info.outcome.after
-    objective = outcome.final_score - after.rent(outcome.final_params, outcome.final_flops)
-    return Transition(
-        observations=step.observations,
-        masks=masks_by_head(step.masks),
-        rewards=step.rewards.to(torch.float32),
-        terminated=step.terminated,
-        truncated=step.truncated,
-        dropped=step.info.dropped,
-        components=step.info.payment.components,
-        objective=objective,
-        twin_objective=torch.full_like(objective, torch.nan),
-        score=outcome.final_score,
-        price=after.price,
-        table=after.table,
-    )
+def _padded_masks(masks: Masks, num_slots: int) -> Masks:
+    """Masks by head with slots behind the others in which nothing is legal."""
+    missing = num_slots - masks["slot"].shape[-1]
+    pads = {"slot": (0, missing), "blueprint": (0, 0, 0, missing)}
+    return {name: F.pad(mask, pads.get(name, (0, 0))) for name, mask in masks.items()}
 
 
 def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]:
@@ -274,7 +285,8 @@ def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]
     workers = min(world.envs, max(1, world.workers // len(world.tasks)))
     envs: list[Environment] = []
     for task, hub in zip(world.tasks, hubs, strict=True):
-        recipe = EnvRecipe(task, episode_settings(world), config.seed, world.executor, config.reward)
+        settings, architecture = episode_settings(world), config.learner.architecture
+        recipe = EnvRecipe(task, settings, config.seed, world.executor, config.reward, architecture)
         pooled = world.workers > 1
         envs.append(make_pool(recipe, world.envs, workers, hub=hub) if pooled else recipe(Shard(0, world.envs), hub))
     return envs
