@@ -3,6 +3,7 @@
 from esper.tamiyo.heuristic import Heuristic, HeuristicSettings
 from esper.tamiyo.registry import controller_names, make_controller
 from esper.tamiyo.rollout import play, run_episode, run_episodes
+from esper.tamiyo.rule import Rule, RulePlanting, RuleSettings
 from esper.tamiyo.simple import Controller, Never, Plans, Planting, Random, Schedule, wait
 
 __all__ = [
@@ -13,6 +14,9 @@ __all__ = [
     "Plans",
     "Planting",
     "Random",
+    "Rule",
+    "RulePlanting",
+    "RuleSettings",
     "Schedule",
     "controller_names",
     "make_controller",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from esper.leyline import Blend, unknown_name
 from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.rule import Rule
 from esper.tamiyo.simple import Controller, Never, Planting, Random, Schedule
 
 DEFAULT_SCHEDULE = (Planting(0, 3, 6, Blend.INSTANT),)
@@ -14,6 +15,7 @@ _MAKERS: dict[str, Callable[[], Controller]] = {
     "random": Random,
     "schedule": lambda: Schedule(DEFAULT_SCHEDULE),
     "heuristic": Heuristic,
+    "rule": Rule,
 }
 
 
