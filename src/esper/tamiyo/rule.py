@@ -31,15 +31,15 @@ class RuleSettings:
     """The rule's numbers, fitted on the training tasks (docs/learning-log.md)."""
 
     maps: tuple[RulePlanting, ...] = (
-        RulePlanting("far_wide", 0.5, 4.0),
-        RulePlanting("far_narrow", 0.0, 2.0),
-        RulePlanting("far_narrow", 0.17, 2.0),
+        RulePlanting("far_wide", 1 / 2, 4.0),
+        RulePlanting("far_wide", 1 / 3, 2.0),
+        RulePlanting("far_narrow", 1 / 6, 2.0),
     )
     """What is planted in networks of feature maps, in order."""
     features: tuple[RulePlanting, ...] = (
-        RulePlanting("far_wide", 1.0, 4.0),
-        RulePlanting("far_wide", 0.83, 2.0),
-        RulePlanting("norm", 0.33, 1.0),
+        RulePlanting("far_wide", 1.0, 2.0),
+        RulePlanting("far_wide", 5 / 6, 2.0),
+        RulePlanting("norm", 1 / 6, 0.3),
     )
     """The same for networks of features."""
     first_epoch: int = 0

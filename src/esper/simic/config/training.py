@@ -249,12 +249,20 @@ class LessonConfig(Group):
     """Episodes of each task that the search plays, those of its finalists not counted."""
     search_final_seeds: Annotated[int, Range(4)] = 32
     """Fresh seeds from which the search plays its best plans again."""
+    search_seed: Annotated[int, Range(0, 2**31)] | None = None
+    """Decides which plans the search plays; None: the run's seed."""
+    search_folder: str | None = None
+    """Folder with the same search, begun or ended by `esper search --out` or another run; None: the run's own."""
     rounds: Count = 2
     """Rounds of behaviour cloning: the teacher plays the first; in others the policy plays and the teacher advises."""
     passes: Count = 60
     """Passes over each of these rounds."""
     lr: Positive = 3e-3
     """Learning rate of behaviour cloning."""
+    exploration: Share = 0.6
+    """Of the plantings that a searched teacher has still to decide, the share in which it does something else."""
+    temperature: Positive = 0.05
+    """Points of regret that are worth a nat of entropy at the end of distillation from a search."""
     op_smoothing: Annotated[float, Range(0, 1)] = 0.2
     """Label smoothing of the op head."""
     detail_smoothing: Annotated[float, Range(0, 1)] = 0.05
@@ -290,8 +298,8 @@ class TelemetryOptions(Group):
 class TrainingConfig(Group):
     """What a run trains, on what, and how. Every field has a default that works."""
 
-    rounds: Annotated[int, Range(1, FIRST_LESSON, "[]")] = 60
-    """Rounds of whole episodes, each followed by an update."""
+    rounds: Annotated[int, Range(0, FIRST_LESSON, "[]")] = 60
+    """Rounds of whole episodes, each followed by an update; 0: behaviour cloning alone."""
     seed: Annotated[int, Range(0, 2**62)] = 0
     """Seeds the policy's weights and decisions, and the episodes it learns from."""
     validate_every: Number = 10

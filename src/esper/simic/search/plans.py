@@ -178,21 +178,6 @@ class PlanSpace:
                 plan, value = changed, better
         return staggered(plan)
 
-    def next_planting(self, planted: Plan, effects: Tensor, price: float, step: int) -> Planting | None:
-        """What to plant beside `planted`, now or in a later step; None: nothing more pays."""
-        groups = dict(zip(self.sizes(), effects.split(list(self.sizes().values())), strict=True))
-        if len(planted) >= self.max_seeds or step > self.last_step:
-            return None
-        gains = self._gains(planted, groups, price)
-        # Of the moments that are over only the one that this step belongs to can still be had.
-        now = max(index for index, moment in enumerate(self.moments) if moment <= step)
-        gains[:, :, :now] = -torch.inf
-        best = int(gains.argmax())
-        if float(gains.flatten()[best]) <= 0:
-            return None
-        slot, kind, moment, blend = (int(part) for part in torch.unravel_index(torch.tensor(best), gains.shape))
-        return Planting(max(step, self.moments[moment]), slot, kind, BLENDS[blend])
-
     def _grown(self, plan: Plan, groups: dict[str, Tensor], price: float, most: int) -> tuple[Plan, float]:
         value = self._value(plan, groups, price)
         while len(plan) < most:

@@ -1,76 +1,99 @@
-"""The findings of a search as a controller that policies are cloned from."""
+"""What a search has learned as a controller that policies learn from: it says what every decision costs."""
+
+import zlib
 
 import torch
 from torch import Tensor
 
-from esper.leyline import POINTS, Op, charge
-from esper.simic.search.plans import Plan
+from esper.leyline import NUM_BLENDS, Op
+from esper.simic.control.joint import Regrets
+from esper.simic.search.plans import BLENDS
 from esper.simic.search.tasks import TaskFindings
-from esper.tamiyo import Planting, wait
+from esper.simic.search.values import Places, PlanValues
+from esper.tamiyo import wait
 from esper.tolaria import Situation
+
+_WORST = 6.0
+"""Points that any decision costs at most: beyond, it only matters that it is wrong."""
+_WAITING = 0.2
+"""Points that it costs to leave a seed in HOLDING that could be kept."""
+_SPREAD = 2.0
+"""Points of regret by which an explored planting is e times less likely."""
+_PRICES_PER_DECADE = 8
+"""Prices are rounded to so many, so that hosts share what was thought."""
 
 
 class PlanTeacher:
-    """On each host, what is best next at its price, given what is planted there already.
+    """Decides as the model of a search expects most of, from whatever is planted at whatever price.
 
-    Where that is a part of plans that were played again from fresh seeds, the best of those is followed. What else a
-    policy may have planted, the model of the search judges: the planting that it expects most of, if that pays.
+    With `exploration`, that share of its decisions while plantings may pay are others: half of them wait, half plant
+    something that is not much worse. What each decision would have cost is in `regrets`, step by step.
     """
 
     name = "search"
 
-    def __init__(self, findings: TaskFindings) -> None:
-        self._found = findings
-        self._planted: list[Plan] = []
-        """What was planted on each host, and when."""
-        self._advice: dict[tuple[Plan, float, int], Planting | None] = {}
+    def __init__(self, findings: TaskFindings, exploration: float = 0.0) -> None:
+        self._values = PlanValues(findings.space, findings.effects)
+        self._exploration = exploration
+        self._generator = torch.Generator()
+        self._stream = zlib.crc32(findings.task.encode())
+        self.regrets: list[Regrets] = []
+        """Of all hosts in every step since the episodes began."""
 
-    def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
-        self._planted = [()] * num_hosts
-        self._advice.clear()
+    def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # one stream serves all hosts
+        self._generator.manual_seed(seed ^ self._stream)
+        self.regrets = []
 
     def decide(self, situation: Situation) -> Tensor:
-        self._look(situation)
-        return torch.stack([self._decide_for(situation, host) for host in range(len(self._planted))])
+        judged = [self._judge(situation, host) for host in range(len(situation.price))]
+        waits, plantings, keepings = (torch.stack(parts) for parts in zip(*judged, strict=True))
+        self.regrets.append(Regrets(waits, plantings, keepings, torch.full_like(waits, _WORST)))
+        return torch.stack([self._choose(situation, host, *parts) for host, parts in enumerate(judged)])
 
-    def _look(self, situation: Situation) -> None:
-        """Bring what is planted up to date: somebody else may be the one who plants."""
-        table = situation.table
-        for host, plan in enumerate(self._planted):
-            occupied = table.occupied[host].nonzero().flatten().tolist()
-            known = {planting.slot: planting for planting in plan}
-            before = int(situation.signals.epoch[host]) - 1
-            self._planted[host] = tuple(
-                known[slot] if slot in known else Planting(max(0, before), slot, int(table.blueprint[host, slot]) - 1)
-                for slot in occupied
-            )
+    def _judge(self, situation: Situation, host: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Regrets of waiting `[]`, of plantings `[S, B, L]` and of keeping `[S]`."""
+        masks, table = situation.masks, situation.table
+        occupied = table.occupied[host].nonzero().flatten().tolist()
+        planted: Places = tuple((slot, int(table.blueprint[host, slot]) - 1) for slot in occupied)
+        step, price = int(situation.signals.epoch[host]), _rounded(float(situation.price[host]))
+        # Values of what is legal now, and of going on without it.
+        legal = masks.slot[host, Op.GERMINATE][:, None] & masks.blueprint[host]
+        values = self._values.planting(planted, step, price).where(legal.unsqueeze(2), -torch.inf)
+        later = self._values.waiting(planted, step, price)
+        best = max(later, float(values.max()))
+        plantings = torch.full((*legal.shape, NUM_BLENDS), _WORST)
+        for index, blend in enumerate(BLENDS):
+            regrets = (best - values[:, :, index]).clamp(max=_WORST).float()
+            plantings[:, :, blend] = regrets.where(masks.blend[host, blend], _WORST)
+        keepable = masks.slot[host, Op.FOSSILIZE]
+        keepings = torch.where(keepable, min(best - later, _WORST), _WORST)
+        waiting = min(best - later + _WAITING * bool(keepable.any()), _WORST)
+        return torch.tensor(waiting), plantings, keepings
 
-    def _decide_for(self, situation: Situation, host: int) -> Tensor:
-        masks, step = situation.masks, int(situation.signals.epoch[host])
-        due = self._next(self._planted[host], float(situation.price[host]), step)
-        if due is not None and due.step <= step:
-            legal = masks.slot[host, Op.GERMINATE, due.slot] & masks.blend[host, due.blend]
-            if legal and masks.blueprint[host, due.slot, due.blueprint]:
-                return torch.tensor([due.slot, due.blueprint, due.blend, Op.GERMINATE])
-        keepable = masks.slot[host, Op.FOSSILIZE].nonzero().flatten().tolist()
-        return torch.tensor([keepable[0], 0, 0, Op.FOSSILIZE]) if keepable else wait(1)[0]
-
-    def _next(self, planted: Plan, price: float, step: int) -> Planting | None:
-        key = planted, price, step
-        if key not in self._advice:
-            self._advice[key] = self._think(planted, price, step)
-        return self._advice[key]
-
-    def _think(self, planted: Plan, price: float, step: int) -> Planting | None:
-        found, places = self._found, _places(planted)
-        if step > found.space.last_step:
-            return None
-        begun = [finalist for finalist in found.finalists if places <= _places(finalist.plan)]
-        if not begun:
-            return found.space.next_planting(planted, found.effects, price, step)
-        best = max(begun, key=lambda one: one.gain - POINTS * charge(float(one.added_params), found.host_params, price))
-        return next((planting for planting in best.plan if (planting.slot, planting.blueprint) not in places), None)
+    def _choose(self, situation: Situation, host: int, waiting: Tensor, plantings: Tensor, keepings: Tensor) -> Tensor:
+        """The decision that costs least, or with some probability another."""
+        masks, germinate = situation.masks, int(Op.GERMINATE)
+        legal = masks.slot[host, germinate][:, None, None] & masks.blueprint[host].unsqueeze(2) & masks.blend[host]
+        open_still = bool((plantings.where(legal, _WORST) < _WORST).any())
+        if open_still and bool(torch.rand((), generator=self._generator) < self._exploration):
+            if bool(torch.rand((), generator=self._generator) < 0.5):
+                return wait(1)[0]
+            odds = torch.where(legal, (-plantings / _SPREAD).exp(), 0.0).flatten()
+            chosen = int(torch.multinomial(odds, 1, generator=self._generator))
+        else:
+            costs = plantings.where(legal, torch.inf).flatten()
+            chosen = int(costs.argmin())
+            if float(costs[chosen]) >= float(torch.minimum(waiting, keepings.min())):
+                slot = int(keepings.argmin())
+                keep = float(keepings[slot]) < float(waiting)
+                return torch.tensor([slot, 0, 0, Op.FOSSILIZE]) if keep else wait(1)[0]
+        slot, kind, blend = (int(part) for part in torch.unravel_index(torch.tensor(chosen), plantings.shape))
+        return torch.tensor([slot, kind, blend, germinate])
 
 
-def _places(plan: Plan) -> set[tuple[int, int]]:
-    return {(planting.slot, planting.blueprint) for planting in plan}
+def _rounded(price: float) -> float:
+    """The nearest of the prices that are thought about."""
+    if price <= 0:
+        return 0.0
+    decades = torch.tensor(price, dtype=torch.float64).log10() * _PRICES_PER_DECADE
+    return float(10 ** (decades.round() / _PRICES_PER_DECADE))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from esper.kasmina import UNLIMITED, catalogue_names
-from esper.leyline import InputError, OtherCatalogueError, SlotConfig, unknown_name
+from esper.leyline import DEFAULT_PRICE, InputError, OtherCatalogueError, SlotConfig, unknown_name
 from esper.nissa import Hub
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import TrainingConfig, WorldConfig
@@ -97,11 +97,12 @@ def search_job(config: TrainingConfig, folder: Path) -> SearchJob:
     """The search for plans on the tasks of a run, kept in `folder`, at the prices of its episodes."""
     world, lessons = config.world, config.lessons
     low, high = world.price if isinstance(world.price, tuple) else (world.price, world.price)
+    middle = DEFAULT_PRICE if low < DEFAULT_PRICE < high else math.sqrt(low * high)
     settings = SearchSettings(
         episodes=lessons.search_episodes,
-        prices=tuple(sorted({low, math.sqrt(low * high), high})),
+        prices=tuple(sorted({low, middle, high})),
         final_seeds=lessons.search_final_seeds,
-        seed=config.seed,
+        seed=config.seed if lessons.search_seed is None else lessons.search_seed,
     )
     # Merit is for controllers that look at it; plans do not.
     return SearchJob(world.tasks, folder, settings, replace(episode_settings(world), merit=False), world.executor)

@@ -1,6 +1,7 @@
 """Training a controller: collect a round, learn from it, record, checkpoint, and again."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from esper.leyline import (
 from esper.nissa import Hub
 from esper.nissa.events import CheckpointSaved, LessonCompleted, RoundCompleted, RunStarted
 from esper.simic.agent.checkpoint import pack_checkpoint
-from esper.simic.agent.cloning import clone
+from esper.simic.agent.cloning import Cloning, clone
+from esper.simic.agent.distilling import Lesson, distil
 from esper.simic.agent.network import Policy
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden, PPOUpdateMetrics
@@ -111,6 +113,7 @@ class Trainer:
             # Before the first round: what there is to beat, and behaviour cloning.
             self._measure_baselines()
             self._take_lessons()
+            self._validate_clone()
             while self.state.round < self.config.rounds:
                 self._record(self._play_round())
                 after_round()
@@ -210,45 +213,76 @@ class Trainer:
 
         Playing shows the value function what comes of other decisions than the teacher's, before it is relied upon.
         """
-        lessons, teacher = self.config.lessons, None
-        while lessons.teacher is not None and self.state.round == 0 and self.state.lessons < lessons.rounds:
-            watch = self.state.lessons == 0
-            manner = "watching" if watch else "playing, advised by"
-            teacher = teacher or self._find_teacher(lessons.teacher)  # a search serves all lessons
-            self._announce(f"lesson {self.state.lessons + 1} of {lessons.rounds}: {manner} {lessons.teacher}")
-            tally = collect_round(
-                self.agent, self.world, self.state.lessons, self._check_interrupt, teacher, watch=watch
-            )
-            cloning = clone(self.agent, lessons)
-            self.state.lessons += 1
-            # Record what it brought, and save: lessons are not taken twice.
-            if cloning.left_out or cloning.skipped_steps:
-                left_out = f"{cloning.left_out} episodes and {cloning.skipped_steps} minibatches"
-                self._announce(f"NaN or infinity: {left_out} were left out")
-            self._instruments.hub.tell(
-                LessonCompleted(
-                    lesson=self.state.lessons,
-                    gain=tally.means()["gain"],
-                    first_loss=cloning.losses[0],
-                    last_loss=cloning.losses[-1],
-                    left_out=cloning.left_out,
-                    skipped_steps=cloning.skipped_steps,
-                )
-            )
+        lessons = self.config.lessons
+        if lessons.teacher is None or self.state.round > 0 or self.state.lessons == lessons.rounds:
+            return
+        if lessons.teacher == SEARCH:
+            self._learn_from_search()
+            return
+        while self.state.lessons < lessons.rounds:
+            tally = self._play_lesson(lessons.teacher)
+            self._record_lesson(tally, clone(self.agent, lessons))
             self._remember()
             self._checkpoint()
 
-    def _find_teacher(self, name: str) -> Teacher:
-        """The controller of that name, or the best plans of each task, for which a search is begun or taken up."""
-        if name != SEARCH:
-            return name
+    def _learn_from_search(self) -> None:
+        """Distillation from what a search has learned, on all lessons so far in each.
+
+        It is saved as a whole: what is interrupted in the middle is done again, the same, from the end of the search.
+        """
+        lessons, taken = self.config.lessons, list[Lesson]()
+        teachers = self._search()
+        while self.state.lessons < lessons.rounds:
+            tally = self._play_lesson(teachers)
+            buffer, learner = self.agent.buffer, self.agent.config
+            buffer.compute_advantages_and_returns(learner.gamma, 1.0, horizon_is_terminal=learner.horizon_is_terminal)
+            taken.append(Lesson.of(buffer, self.world.regrets(teachers, buffer.max_steps)))
+            self._record_lesson(tally, distil(self.agent, taken, lessons))
+        self._remember()
+        self._checkpoint()
+
+    def _play_lesson(self, teacher: Teacher) -> RoundTally:
+        watch, lessons = self.state.lessons == 0, self.config.lessons
+        manner = "watching" if watch else "playing, advised by"
+        self._announce(f"lesson {self.state.lessons + 1} of {lessons.rounds}: {manner} {lessons.teacher}")
+        return collect_round(self.agent, self.world, self.state.lessons, self._check_interrupt, teacher, watch=watch)
+
+    def _record_lesson(self, tally: RoundTally, cloning: Cloning) -> None:
+        self.state.lessons += 1
+        if cloning.left_out or cloning.skipped_steps:
+            left_out = f"{cloning.left_out} episodes and {cloning.skipped_steps} minibatches"
+            self._announce(f"NaN or infinity: {left_out} were left out")
+        self._instruments.hub.tell(
+            LessonCompleted(
+                lesson=self.state.lessons,
+                gain=tally.means()["gain"],
+                first_loss=cloning.losses[0],
+                last_loss=cloning.losses[-1],
+                left_out=cloning.left_out,
+                skipped_steps=cloning.skipped_steps,
+            )
+        )
+
+    def _validate_clone(self) -> None:
+        """What cloning alone comes to: PPO has to be better on validation for its policies to be kept as the best."""
+        if self.config.lessons.teacher is None or self.state.round > 0 or self.state.best > -math.inf:
+            return
+        self._announce("validating the cloned policy")
+        self._validate()
+        self._remember()
+        self._checkpoint()
+
+    def _search(self) -> dict[str, PlanTeacher]:
+        """What a search, begun here or taken up, has learned of each task."""
         with TemporaryDirectory() as temporary:
-            folder = Path(temporary) if self._folder is None else self._folder.search
-            folder.mkdir(exist_ok=True)
+            given = self.config.lessons.search_folder
+            own = Path(temporary) if self._folder is None else self._folder.search
+            folder = own if given is None else Path(given)
+            folder.mkdir(parents=True, exist_ok=True)
             job = search_job(self.config.in_phase(self.state.phase), folder)
             workers = min(self.config.world.workers, len(job.tasks))
             found = {row.task: row for row in search_tasks(job, workers, self._tell_of_search)}
-        return {task: PlanTeacher(found[task]) for task in job.tasks}
+        return {task: PlanTeacher(found[task], self.config.lessons.exploration) for task in job.tasks}
 
     def _tell_of_search(self, task: str, done: int, total: int) -> None:
         self._announce(f"searching for plans of {task}: {done} of at most {total} episodes")

@@ -24,6 +24,8 @@ from esper.nissa.events import LESSON_ROUND
 from esper.simic.config import FIRST_LESSON, TrainingConfig
 from esper.simic.control import Masks
 from esper.simic.control.anatomy import Anatomy
+from esper.simic.control.joint import Regrets
+from esper.simic.search import PlanTeacher
 from esper.simic.training.setup import EnvRecipe, episode_settings, make_pool, slots_together
 from esper.tamiyo import Controller, make_controller
 from esper.tasks import find_task
@@ -221,6 +223,22 @@ class GrowthWorld:
         """What `controllers`, one for each task, would do now: `[N, 4]`."""
         pairs = zip(controllers, self._envs, strict=True)
         return torch.cat([controller.decide(env.situation) for controller, env in pairs])
+
+    def regrets(self, teachers: Mapping[str, PlanTeacher], num_steps: int) -> Regrets:
+        """What `teachers` found that decisions of all hosts cost in these episodes: `[N, T, ...]`, padded."""
+        padded = []
+        for task in self.tasks:
+            steps = teachers[task].regrets
+            by_step = [torch.stack(parts, 1) for parts in zip(*steps, strict=True)]
+            missing = self.num_slots - by_step[2].shape[-1]
+            pads = ((), (0, 0, 0, 0, 0, missing), (0, missing), ())
+            late = (0, num_steps - len(steps))
+            rows = (
+                F.pad(part, (*pad, *(0,) * (2 * (part.dim() - 2) - len(pad)), *late))
+                for part, pad in zip(by_step, pads, strict=True)
+            )
+            padded.append(Regrets(*rows))
+        return join(padded)
 
     def by_task(self, values: Tensor) -> dict[str, Tensor]:
         """`values [N]`, task by task."""

@@ -1,0 +1,109 @@
+"""Distillation: a policy that learns from what a teacher knows of the cost of every decision.
+
+The policy takes on the least mean regret, not the teacher's choice. Where it cannot tell tasks apart yet, and the best
+choices of them differ, it thus does what costs least over all of them, which may be to wait until it can.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from esper.simic.agent.cloning import Cloning
+from esper.simic.agent.optimization import step_if_finite
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import LessonConfig
+from esper.simic.control.joint import Regrets, expected_regret, joint_entropy
+
+_FIRST_TEMPERATURE = 0.5
+"""Points of regret that a nat of entropy is worth in the first pass; it falls to `LessonConfig.temperature`."""
+_LAST_LR_FACTOR = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A round of whole episodes, one a row, with what every decision in them would have cost."""
+
+    raw_obs: Tensor
+    """`[N, T, D]`"""
+    masks: dict[str, Tensor]
+    returns: Tensor
+    """`[N, T]`"""
+    valid: Tensor
+    """`[N, T]`"""
+    regrets: Regrets
+    left_out: int
+    """Episodes that are left out because an observation or a return was NaN or infinite."""
+
+    @classmethod
+    def of(cls, buffer: TamiyoRolloutBuffer, regrets: Regrets) -> Self:
+        """The finite episodes of a round whose returns are known; `regrets` is over `[N, T]`."""
+        steps = buffer.raw_obs.isfinite().all(-1) & buffer.returns.isfinite()
+        finite = (steps | ~buffer.valid).all(1)
+        return cls(
+            buffer.raw_obs[finite],
+            {name: mask[finite] for name, mask in buffer.masks.items()},
+            buffer.returns[finite],
+            buffer.valid[finite],
+            Regrets(*(part[finite] for part in regrets)),
+            int((~finite).sum()),
+        )
+
+
+def distil(agent: PPOAgent, lessons: Sequence[Lesson], config: LessonConfig) -> Cloning:
+    """Fit the policy to the regrets of all lessons so far, and its values to their returns.
+
+    The newest lesson is the round in the agent's buffer. Losses are mean regrets of a decision, in points.
+    """
+    policy, network = agent.policy, agent.policy.network
+    policy.take_in_observations(agent.buffer)
+    policy.take_in_returns(agent.buffer)
+    observations = [policy.normalized(lesson.raw_obs) for lesson in lessons]
+    optimizer = Adam(network.parameters(), config.lr)
+    losses, skipped = [], 0
+    for number in range(config.passes):
+        progress = number / max(1, config.passes - 1)
+        temperature = _FIRST_TEMPERATURE * (config.temperature / _FIRST_TEMPERATURE) ** progress
+        optimizer.param_groups[0]["lr"] = config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress)
+        taken = []
+        for which, rows in _minibatches(lessons, agent.num_minibatches):
+            loss, regret = _loss(agent, lessons[which], observations[which], rows, temperature)
+            if step_if_finite(optimizer, loss):
+                taken.append(regret)
+            else:
+                skipped += 1
+        losses.append(sum(taken) / len(taken) if taken else math.nan)
+    return Cloning(losses, lessons[-1].left_out, skipped)
+
+
+def _minibatches(lessons: Sequence[Lesson], count: int) -> list[tuple[int, Tensor]]:
+    """Shuffled groups of episodes, each of one lesson."""
+    groups = [
+        (number, rows)
+        for number, lesson in enumerate(lessons)
+        for rows in torch.randperm(len(lesson.raw_obs)).chunk(count)
+        if len(rows)
+    ]
+    return [groups[index] for index in torch.randperm(len(groups)).tolist()]
+
+
+def _loss(
+    agent: PPOAgent, lesson: Lesson, observations: Tensor, rows: Tensor, temperature: float
+) -> tuple[Tensor, float]:
+    """The loss of some episodes of a lesson, and their mean regret."""
+    spec, policy = agent.spec, agent.policy
+    output = policy.network(observations[rows])
+    masks = {name: mask[rows] for name, mask in lesson.masks.items()}
+    valid, regrets = lesson.valid[rows], Regrets(*(part[rows] for part in lesson.regrets))
+    # Mean regret, less an entropy that keeps alternatives alive while it is still open which is better.
+    regret = expected_regret(spec, output.logits, masks, regrets)
+    kept_open = temperature * joint_entropy(spec, output.logits, masks)
+    errors = (output.values - policy.scaled(lesson.returns[rows])).square()
+    count = valid.sum().clamp(min=1)
+    loss = torch.where(valid, regret - kept_open + agent.config.value_coef * errors, 0.0).sum() / count
+    return loss, float((torch.where(valid, regret, 0.0).sum() / count).detach())

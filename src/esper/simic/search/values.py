@@ -1,0 +1,122 @@
+"""What decisions are worth under the model of a search: the best that can still come of what is planted.
+
+The model is linear in the features of plans (`plans.py`), so what a planting adds beside others follows from its place,
+its moment and its pairs with them. Between the moments that were searched, effects are interpolated, so that waiting an
+epoch costs its share. All values are in points, relative to what is planted now, with the rent of what is added paid.
+"""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from esper.leyline import POINTS, charge
+from esper.simic.search.plans import PlanSpace
+
+DECIDE_BY = 2
+"""The step until which it may pay to wait for evidence."""
+_LATER = -0.25
+"""Points that a planting loses with every epoch after the last moment that was searched."""
+
+Places = tuple[tuple[int, int], ...]
+"""Slot and kind of every seed that is there."""
+
+
+class PlanValues:
+    """Values of decisions on hosts of one task, from the posterior mean `effects [F]` of the features of its plans."""
+
+    def __init__(self, space: PlanSpace, effects: Tensor) -> None:
+        self.space = space
+        self._effects: dict[str, Tensor] = dict(
+            zip(space.sizes(), effects.split(list(space.sizes().values())), strict=True)
+        )
+        self._known: dict[tuple[Places, int, float], Tensor] = {}
+
+    def planting(self, planted: Places, step: int, price: float) -> Tensor:
+        """`[S, B, L]`: what each planting in this step adds, with the best that may follow; -inf if impossible.
+
+        What follows is planted one a step, at most two more, each the best beside those before it.
+        """
+        key = planted, step, price
+        if key not in self._known:
+            self._known[key] = self._think(planted, step, price)
+        return self._known[key]
+
+    def waiting(self, planted: Places, step: int, price: float) -> float:
+        """What the best planting adds in a later step, as long as evidence is waited for; 0 if none pays.
+
+        After that it is now or never. Otherwise whoever does not know which planting is best would wait for ever, since
+        one epoch costs little, and the model, which knows, would always find it worth it.
+        """
+        later = range(step + 1, DECIDE_BY + 1)
+        return max([0.0, *(float(self.planting(planted, other, price).max()) for other in later)])
+
+    def _think(self, planted: Places, step: int, price: float) -> Tensor:
+        slots, kinds, _, blends = self.space.shape
+        room = self.space.max_seeds - len(planted)
+        if room < 1 or step > self.space.last_step:
+            return torch.full((slots, kinds, blends), -torch.inf, dtype=torch.float64)
+        first = self._alone(planted, len(planted), step, price)
+        follows = torch.zeros(slots * kinds, dtype=torch.float64)
+        if room > 1:
+            second = self._alone(planted, len(planted) + 1, step + 1, price).amax(2).flatten() + self._pairs
+            follows, chosen = second.max(1)
+            if room > 2:
+                third = self._alone(planted, len(planted) + 2, step + 2, price).amax(2).flatten()
+                third = (third + self._pairs + self._pairs[chosen]).amax(1)
+                follows = follows + third.clamp(min=0)
+        return first + follows.clamp(min=0).view(slots, kinds, 1)
+
+    def _alone(self, planted: Places, count: int, step: int, price: float) -> Tensor:
+        """`[S, B, L]`: what one planting adds beside `planted`, as the seed with this number, counted from 0."""
+        space, kinds = self.space, self.space.shape[1]
+        rent = POINTS * charge(space.params.double(), space.host_params, price)
+        values = (self._place + self._effects["count"][count] + self._moment(step) - rent).flatten()
+        for slot, kind in planted:
+            values = values + self._pairs[slot * kinds + kind]
+        added = sum(int(space.params[place]) for place in planted)
+        possible = space.fits & (space.params <= space.budget - added)
+        by_place = values.view(space.fits.shape).masked_fill(~possible, -torch.inf)
+        return by_place.unsqueeze(2) + self._blend
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """`[S, B]`: what a kind in a slot adds, whenever and beside whatever."""
+        slots, kinds, _, _ = self.space.shape
+        effects, stretch = self._effects, self._effects["stretch"].view(slots + 1, kinds)
+        place = effects["place"].view(slots, kinds) + effects["kind"] + effects["slot"][:, None]
+        place += stretch[:-1] + stretch[1:]
+        return place
+
+    @cached_property
+    def _blend(self) -> Tensor:
+        """`[B, L]`"""
+        _, kinds, _, blends = self.space.shape
+        return self._effects["blend"] + self._effects["kind_blend"].view(kinds, blends)
+
+    @cached_property
+    def _pairs(self) -> Tensor:
+        """`[S * B, S * B]`: what two plantings add together beyond what each does; -inf for two in one slot."""
+        slots, kinds, _, _ = self.space.shape
+        of_kinds = self._effects["kinds"].view(kinds, kinds)
+        of_kinds = of_kinds.triu() + of_kinds.triu(1).T
+        of_places = self._effects["places"].view(slots, kinds, slots, kinds)
+        number = torch.arange(slots)
+        of_places = torch.where((number[:, None] < number)[:, None, :, None], of_places, 0.0)
+        both = of_places + of_places.permute(2, 3, 0, 1) + of_kinds[:, None]
+        same = (number[:, None] == number)[:, None, :, None]
+        apart: Tensor = both.masked_fill(same, -torch.inf)
+        return apart.reshape(slots * kinds, slots * kinds)
+
+    def _moment(self, step: int) -> Tensor:
+        """`[B]`: what planting a kind in this step adds, between moments in proportion."""
+        _, kinds, moments, _ = self.space.shape
+        effects = self._effects["moment"] + self._effects["kind_moment"].view(kinds, moments)
+        at = self.space.moments
+        if step >= at[-1]:
+            last: Tensor = effects[:, -1] + _LATER * (step - at[-1])
+            return last
+        index = max(number for number, moment in enumerate(at) if moment <= step)
+        share = (step - at[index]) / (at[index + 1] - at[index])
+        between: Tensor = (1 - share) * effects[:, index] + share * effects[:, index + 1]
+        return between
