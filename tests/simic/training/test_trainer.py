@@ -81,7 +81,9 @@ def test_seeds_wait_for_hosts_that_are_stable_if_the_config_says_so(epochs: int,
 
 def test_a_controller_learns_and_decides_with_a_kind_more(tmp_path: Path) -> None:
     with one_more_kind() as kind:
-        esper.train(tiny_config(rounds=1, episode_length=4, envs=2, teacher="random", lessons=1), tmp_path)
+        esper.train(
+            tiny_config(rounds=1, episode_length=4, envs=2, teacher="random", lessons=1, executor="loop"), tmp_path
+        )
         controller = load_controller(tmp_path)
         assert controller._policy.spec.head("blueprint").size == num_blueprints() >= kind.id
         run_episode(tiny_task(episode_length=2), controller, seed=0)
@@ -102,6 +104,17 @@ def test_the_same_seed_gives_the_same_run(straight: Path, tmp_path: Path) -> Non
     assert_same_run(straight, tmp_path / "again")
     esper.train(tiny_config(seed=1), tmp_path / "other")
     assert not torch.equal(final_weights(straight)[0], final_weights(tmp_path / "other")[0])
+
+
+@pytest.mark.parametrize("executor", ["loop", "stacked"])
+def test_a_run_by_any_executor_resumes_bit_for_bit(tmp_path: Path, executor: str) -> None:
+    config = tiny_config(rounds=1, executor=executor)
+    esper.train(config, tmp_path / "straight")
+    calls = iter(range(10_000))
+    with pytest.raises(InterruptedRunError):
+        esper.train(config, tmp_path / "run", should_stop=lambda: next(calls) >= 29)  # within the round
+    esper.train(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "straight", tmp_path / "run")
 
 
 @pytest.mark.parametrize("steps", [1, 13, 40, 50, 55, 70])

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina import Catalogue, GraftedModel, Site, SlotTable, graft
+from esper.kasmina import Catalogue, GraftedModel, Site, SlotTable, graft_again
 from esper.kasmina.merit import VARIANTS
 from esper.tasks import OptimizerSettings, Split, Task
 
@@ -133,13 +133,17 @@ def flatten(module: nn.Module) -> Tensor:
 
 
 def network_of(
-    task: Task, dtype: torch.dtype, row: SlotTable, weights: Tensor, seeds: Mapping[int, Tensor]
+    task: Task,
+    dtype: torch.dtype,
+    sites: tuple[Site, ...],
+    row: SlotTable,
+    weights: Tensor,
+    seeds: Mapping[int, Tensor],
 ) -> GraftedModel:
     """A host as a module, from its flattened parameters and, by slot, those of its seeds; `row` is its table."""
     with torch.random.fork_rng(devices=[]):
         host = task.build_host().to(dtype)
-    x = task.splits().val.x[:2]
-    model = graft(host, at=host.slot_sites, example=x.to(dtype) if x.is_floating_point() else x)
+    model = graft_again(host, sites)
     model.follow(row)
     _unflatten([host.get_submodule(part) for part in host.parts], weights)
     for slot, own in seeds.items():

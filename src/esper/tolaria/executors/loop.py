@@ -16,10 +16,22 @@ from torch.func import functional_call
 from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
-from esper.kasmina import NOT_MEASURED, GraftedModel, Host, SlotTable, Snapshot, graft, restore_snapshot, take_snapshot
+from esper.kasmina import (
+    NOT_MEASURED,
+    GraftedModel,
+    Host,
+    Site,
+    SlotTable,
+    Snapshot,
+    graft,
+    graft_again,
+    restore_snapshot,
+    take_snapshot,
+)
 from esper.kasmina.keeping import keeping_random_state
 from esper.kasmina.merit import MERIT_SAMPLES, PassWatch, WouldBeSeeds, measure_merit
 from esper.kasmina.optimizer_groups import SLOT_KEY
+from esper.kasmina.seed_state import remove_slots
 from esper.kasmina.torch_private import clip_gradients
 from esper.tasks import OptimizerSettings, Split, Task
 from esper.tolaria.compute import DEFAULT_COMPUTE, ComputeSettings
@@ -175,7 +187,7 @@ class HostSetup:
 class HostTrainer:
     """One grafted host with its optimiser and its random streams, trained an epoch at a time."""
 
-    def __init__(self, setup: HostSetup, seed: int) -> None:
+    def __init__(self, setup: HostSetup, seed: int, sites: tuple[Site, ...] = ()) -> None:
         self._setup = setup
         self._task = task = setup.task
         self._total_steps = setup.episode_length * task.batches_per_epoch
@@ -187,14 +199,12 @@ class HostTrainer:
             host = task.build_host().to(setup.dtype)
         self._optimizer = _build_optimizer(host, task.optimizer)
         # Made and probed on the CPU and then moved, so that a seed gives the same weights on every device.
-        self.model = graft(
-            host,
-            at=host.slot_sites,
-            example=move_split(task.splits().val, _CPU, setup.dtype).x[:2],
-            optimizer=self._optimizer,
-            isolation="shadow",
-            generator=self.streams.seeds,
-        ).to(setup.device)
+        if not sites:
+            example = move_split(task.splits().val, _CPU, setup.dtype).x[:2]
+            sites = graft(host, at=host.slot_sites, example=example).sites
+            remove_slots(host)
+        model = graft_again(host, sites, optimizer=self._optimizer, isolation="shadow", generator=self.streams.seeds)
+        self.model = model.to(setup.device)
         self._good: Snapshot | None = None
         self._good_precision: dict[str, Any] = {}
 
@@ -310,7 +320,7 @@ class LoopExecutor:
 
     def start(self, hosts: Sequence[int], seeds: Sequence[int]) -> None:
         for index, seed in zip(hosts, seeds, strict=True):
-            self.hosts[index] = HostTrainer(self._setup, seed)
+            self.hosts[index] = HostTrainer(self._setup, seed, self.sites)
 
     def follow(self, table: SlotTable) -> None:
         for index, host in enumerate(self.hosts):

@@ -189,7 +189,8 @@ class NativeExecutor:
 
     def train_epoch(self) -> EpochResult:
         count, how = self._task.batches_per_epoch, self._task.optimizer
-        means, seed_norms = torch.zeros(self._num_hosts, 3), torch.zeros(self._num_hosts, len(self.sites))
+        means = np.zeros((self._num_hosts, 3), np.float32)
+        seed_norms = np.zeros((self._num_hosts, len(self.sites)), np.float32)
         rates = {start: self._rates(start) for start in set(self._steps)}
         with self._blas.limit(limits=1):
             for index, host in enumerate(self._now):
@@ -207,10 +208,10 @@ class NativeExecutor:
                     how.clip_norm, how.weight_decay, how.momentum, how.name == "adamw", results,
                 )  # fmt: skip
                 self._steps[index] += count
-                mean = torch.from_numpy(results.mean(0)).to(torch.float32)
+                mean = results.mean(0)
                 means[index], seed_norms[index, host.occupied] = mean[:3], mean[3:]
-        loss, accuracy, host_norm = means.unbind(1)
-        return EpochResult(loss, score_of(self._task, loss, accuracy), host_norm, seed_norms)
+        loss, accuracy, host_norm = torch.from_numpy(means).unbind(1)
+        return EpochResult(loss, score_of(self._task, loss, accuracy), host_norm, torch.from_numpy(seed_norms))
 
     def _rates(self, start: int) -> Numbers:
         """The learning rates of the epoch that begins with step `start`."""
@@ -290,7 +291,7 @@ class NativeExecutor:
         units, weights = self._programs.units(mine.planted), torch.from_numpy(mine.weights)
         seeds = {slot: weights[units[n] : units[n + 1]] for n, slot in enumerate(mine.occupied, start=1)}
         row = self._table.select(slice(host, host + 1))
-        return network_of(self._task, self._dtype, row, weights[: self.host_params], seeds)
+        return network_of(self._task, self._dtype, self.sites, row, weights[: self.host_params], seeds)
 
     def state_dict(self) -> dict[str, Any]:
         """All parameters and the random streams; at the end of a step the last good state is the present one."""

@@ -7,6 +7,8 @@ a slot, and so gives each value its rows in the memory of a pass.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -24,6 +26,8 @@ _VIEWS = ("flatten", "unsqueeze", "contiguous", "reshape", "view")
 """They keep the order of a sample's numbers, so rows stay where they are."""
 _PLACES = slice(Field.SRC, Field.OTHER + 1)
 _PARAMETERS = slice(Field.WEIGHT, Field.BIAS + 1)
+_REST = [0] * (len(Field) - Field.KERNEL - 1)
+_NO_PLACES, _NO_PARAMETERS = np.zeros((1, 3), np.int64), np.zeros((1, 2), np.int64)
 _EPS = 1e-5
 """The epsilon of normalisations that the kernels use: torch's default."""
 
@@ -55,13 +59,12 @@ class Value:
 class Recording:
     """A module as lines of a program."""
 
-    lines: NDArray[np.int64]
+    lines: tuple[NDArray[np.int64], ...]
+    """Four times: with or without a gradient for what is given, then both again with parameters that learn."""
     given: NDArray[np.int64]
     """`[lines, 3]`, 0 or 1: which of the places SRC, DST and OTHER are counted from what the module is given."""
     owned: NDArray[np.int64]
     """`[lines, 2]`, 0 or 1: whether there are a WEIGHT and a BIAS."""
-    inner: NDArray[np.int64]
-    """`[lines]`: SENDS if no gradient goes back to what the module is given."""
     rows: int
     """Of the module's own memory."""
     result: Value
@@ -213,22 +216,26 @@ def record(module: nn.Module, shape: Sequence[int]) -> Recording:
     lines = np.array(recorder.lines, np.int64).reshape(-1, len(Field))
     given = np.array(recorder.given, np.int64).reshape(-1, 3)
     owned = (lines[:, _PARAMETERS] >= 0).astype(np.int64)
-    inner = (1 - given[:, 0]) + 2 * (1 - given[:, 2])
+    variants = []
+    for learns, sends in product((0, 1), repeat=2):
+        variant = lines.copy()
+        # What is inside of the module always gets its gradient, what it was given only if asked for.
+        variant[:, Field.LEARNS] = learns
+        variant[:, Field.SENDS] = 3 if sends else (1 - given[:, 0]) + 2 * (1 - given[:, 2])
+        variants.append(variant)
     found = recorder.find(result)
-    return Recording(lines, given, owned, inner, recorder.rows, found, recorder.spare, recorder.spare_fixed)
+    return Recording(tuple(variants), given, owned, recorder.rows, found, recorder.spare, recorder.spare_fixed)
 
 
 def line_of(code: Code, src: Value, dst: Value, other: Value | None = None, **fields: int) -> NDArray[np.int64]:
     """One line of a program; what is not named is 0, and parameters that are not there are -1."""
-    line = np.zeros(len(Field), np.int64)
-    line[: Field.KERNEL] = (
-        code, src.row, dst.row, -1 if other is None else other.row, -1, -1,
-        src.channels, src.length, dst.channels, dst.length,
-    )  # fmt: skip
-    line[Field.KERNEL] = 1
+    line = [
+        int(code), src.row, dst.row, -1 if other is None else other.row, -1, -1,
+        src.channels, src.length, dst.channels, dst.length, 1, *_REST,
+    ]  # fmt: skip
     for name, number in fields.items():
         line[Field[name.upper()]] = number
-    return line
+    return np.array(line, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +259,9 @@ class Builder:
     dtype: torch.dtype
     tables: list[NDArray[np.int64]] = field(default_factory=list)
     consts: list[NDArray[Any]] = field(default_factory=list)
+    _given: list[NDArray[np.int64]] = field(default_factory=list)
+    _owned: list[NDArray[np.int64]] = field(default_factory=list)
+    _starts: list[tuple[int, int, int]] = field(default_factory=list)
     rows: int = 0
     spare: int = 3
     spare_fixed: int = 0
@@ -275,12 +285,8 @@ class Builder:
 
     def add(self, recording: Recording, src: Value, parameters: int, *, learns: bool, sends: bool) -> Value:
         """Run a module on `src`; its parameters begin at `parameters`. Returns what it returns."""
-        lines, first = recording.lines.copy(), self.rows
-        lines[:, _PLACES] += first + (src.row - first) * recording.given
-        lines[:, _PARAMETERS] += parameters * recording.owned
-        # What is inside of the module always gets its gradient, what it was given only if asked for.
-        lines[:, Field.LEARNS], lines[:, Field.SENDS] = learns, 3 if sends else recording.inner
-        self.tables.append(lines)
+        first = self.rows
+        self._put(recording.lines[2 * learns + sends], recording.given, recording.owned, (first, src.row, parameters))
         self.rows += recording.rows
         self.spare, self.spare_fixed = max(self.spare, recording.spare), max(self.spare_fixed, recording.spare_fixed)
         result = recording.result
@@ -289,7 +295,7 @@ class Builder:
     def join(self, h: Value, delta: Value, alpha: int, *, sends: bool) -> Value:
         """`h` plus alpha number `alpha` times `delta`, which always learns of it."""
         delta, dst = self.fit(delta, h), self.new(h.shape)
-        self.tables.append(line_of(Code.ADD, h, dst, delta, alpha=alpha, sends=2 + sends)[None])
+        self._put_line(Code.ADD, h, dst, delta, alpha=alpha, sends=2 + sends)
         return dst
 
     def fit(self, delta: Value, h: Value) -> Value:
@@ -300,23 +306,44 @@ class Builder:
         place = sum(const.size for const in self.consts)
         self.consts.append(_fitting(delta.length, h.length, self.dtype))
         self.spare = max(self.spare, delta.length)
-        self.tables.append(line_of(Code.FIT, delta, dst, weight=place, sends=1)[None])
+        self._put_line(Code.FIT, delta, dst, weight=place, sends=1)
         return dst
 
     def take(self, delta: Value, h: Value) -> None:
         """Let `delta` receive backward what arrives at `h`, without adding it."""
-        self.tables.append(line_of(Code.TAKE, self.fit(delta, h), h, sends=1)[None])
+        self._put_line(Code.TAKE, self.fit(delta, h), h, sends=1)
 
     def end(self, logits: Value, place: int) -> None:
         """The loss of `logits`, as result number `place`."""
-        self.tables.append(line_of(Code.LOSS, logits, logits, alpha=place)[None])
+        self._put_line(Code.LOSS, logits, logits, alpha=place)
+
+    def _put_line(self, code: Code, src: Value, dst: Value, other: Value | None = None, **fields: int) -> None:
+        self._put(line_of(code, src, dst, other, **fields)[None], _NO_PLACES, _NO_PARAMETERS, (0, 0, 0))
+
+    def _put(
+        self,
+        lines: NDArray[np.int64],
+        given: NDArray[np.int64],
+        owned: NDArray[np.int64],
+        starts: tuple[int, int, int],
+    ) -> None:
+        """Lines counted from these starts: of the module's memory, of what it is given, of its parameters."""
+        self.tables.append(lines)
+        self._given.append(given)
+        self._owned.append(owned)
+        self._starts.append(starts)
 
     def build(self) -> Program:
         """The program so far."""
+        table, given, owned = map(np.concatenate, (self.tables, self._given, self._owned))
+        first, source, parameters = np.repeat(self._starts, [len(lines) for lines in self.tables], 0).T[:, :, None]
+        table[:, _PLACES] += first + (source - first) * given
+        table[:, _PARAMETERS] += parameters * owned
         consts = np.concatenate([torch.empty(0, dtype=self.dtype).numpy(), *self.consts])
-        return Program(np.concatenate(self.tables), consts, self.rows, self.spare, self.spare_fixed)
+        return Program(table, consts, self.rows, self.spare, self.spare_fixed)
 
 
+@cache
 def _fitting(have: int, want: int, dtype: torch.dtype) -> NDArray[Any]:
     """The matrix `[want, have]` of `fit_positions`, row by row: means of positions, or repetition."""
     identity = torch.eye(have, dtype=torch.float64)[None]

@@ -239,7 +239,7 @@ class StackedExecutor:
             if host in rows.owner
         }
         row = self._table.select(slice(host, host + 1))
-        return network_of(self._task, self._dtype, row, self._now.hosts.weights[host], seeds)
+        return network_of(self._task, self._dtype, self.sites, row, self._now.hosts.weights[host], seeds)
 
     def state_dict(self) -> dict[str, Any]:
         """All rows and the random streams; at the end of a step the last good state is the present one."""
