@@ -97,7 +97,7 @@ def _describe(config: TrainingConfig, folder: RunFolder | None, played: int) -> 
     """What is about to be done, in one line."""
     where = "" if folder is None else f" in {folder.path}"
     what = f"{', '.join(config.world.tasks)}; {config.rounds} rounds of {config.world.episodes} episodes"
-    if played == config.rounds:
+    if played == config.rounds > 0:
         return f"all rounds are played{where} ({what}); a larger number of rounds would go on"
     after = f"; going on after round {played}" if played else ""
     return f"training{where}: {what}; seed {config.seed}{after}"

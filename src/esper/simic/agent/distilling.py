@@ -18,10 +18,8 @@ from esper.simic.agent.optimization import step_if_finite
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import LessonConfig
-from esper.simic.control.joint import Regrets, expected_regret, joint_entropy
+from esper.simic.control.regrets import Regrets, regret_loss
 
-_FIRST_TEMPERATURE = 0.5
-"""Points of regret that a nat of entropy is worth in the first pass; it falls to `LessonConfig.temperature`."""
 _LAST_LR_FACTOR = 0.1
 
 
@@ -68,11 +66,10 @@ def distil(agent: PPOAgent, lessons: Sequence[Lesson], config: LessonConfig) -> 
     losses, skipped = [], 0
     for number in range(config.passes):
         progress = number / max(1, config.passes - 1)
-        temperature = _FIRST_TEMPERATURE * (config.temperature / _FIRST_TEMPERATURE) ** progress
         optimizer.param_groups[0]["lr"] = config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress)
         taken = []
         for which, rows in _minibatches(lessons, agent.num_minibatches):
-            loss, regret = _loss(agent, lessons[which], observations[which], rows, temperature)
+            loss, regret = _loss(agent, lessons[which], observations[which], rows)
             if step_if_finite(optimizer, loss):
                 taken.append(regret)
             else:
@@ -92,18 +89,14 @@ def _minibatches(lessons: Sequence[Lesson], count: int) -> list[tuple[int, Tenso
     return [groups[index] for index in torch.randperm(len(groups)).tolist()]
 
 
-def _loss(
-    agent: PPOAgent, lesson: Lesson, observations: Tensor, rows: Tensor, temperature: float
-) -> tuple[Tensor, float]:
+def _loss(agent: PPOAgent, lesson: Lesson, observations: Tensor, rows: Tensor) -> tuple[Tensor, float]:
     """The loss of some episodes of a lesson, and their mean regret."""
     spec, policy = agent.spec, agent.policy
     output = policy.network(observations[rows])
     masks = {name: mask[rows] for name, mask in lesson.masks.items()}
     valid, regrets = lesson.valid[rows], Regrets(*(part[rows] for part in lesson.regrets))
-    # Mean regret, less an entropy that keeps alternatives alive while it is still open which is better.
-    regret = expected_regret(spec, output.logits, masks, regrets)
-    kept_open = temperature * joint_entropy(spec, output.logits, masks)
     errors = (output.values - policy.scaled(lesson.returns[rows])).square()
+    loss, regret = regret_loss(spec, output.logits, masks, regrets)
+    loss = torch.where(valid, loss + agent.config.value_coef * errors, 0.0)
     count = valid.sum().clamp(min=1)
-    loss = torch.where(valid, regret - kept_open + agent.config.value_coef * errors, 0.0).sum() / count
-    return loss, float((torch.where(valid, regret, 0.0).sum() / count).detach())
+    return loss.sum() / count, float(torch.where(valid, regret, 0.0).sum() / count)

@@ -261,8 +261,6 @@ class LessonConfig(Group):
     """Learning rate of behaviour cloning."""
     exploration: Share = 0.6
     """Of the plantings that a searched teacher has still to decide, the share in which it does something else."""
-    temperature: Positive = 0.05
-    """Points of regret that are worth a nat of entropy at the end of distillation from a search."""
     op_smoothing: Annotated[float, Range(0, 1)] = 0.2
     """Label smoothing of the op head."""
     detail_smoothing: Annotated[float, Range(0, 1)] = 0.05

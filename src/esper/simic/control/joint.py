@@ -1,13 +1,12 @@
-"""Exact statistics of joint actions: their entropy, the divergence of two policies, and the mean of what they cost."""
+"""Exact statistics of joint actions: their entropy, and the divergence of two policies."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.leyline import MASK_FILL, Op
+from esper.leyline import MASK_FILL
 from esper.simic.control.action_masks import ActionSpec, Head, Masks, relevance_table
 
 
@@ -65,28 +64,3 @@ def _given_decision(spec: ActionSpec, head: Head, log_probs: dict[str, Tensor], 
     if given.given is not None:
         value = value.unsqueeze(-2)
     return _given_decision(spec, given, log_probs, (log_probs[given.name].exp() * value).sum(-1))
-
-
-class Regrets(NamedTuple):
-    """What decisions of Esper's heads cost against the best one, in points; what is not legal costs anything."""
-
-    wait: Tensor
-    """`[...]`"""
-    germinate: Tensor
-    """`[..., S, B, L]`"""
-    fossilize: Tensor
-    """`[..., S]`"""
-    cull: Tensor
-    """`[...]`: of culling whatever there is."""
-
-
-def expected_regret(spec: ActionSpec, logits: Tensor, masks: Masks, regrets: Regrets) -> Tensor:
-    """`[...]`: the mean regret of the joint action, exactly; `logits` padded, conditional or not."""
-    p = {name: log_probs.exp() for name, log_probs in _conditional_log_probs(spec, logits, masks).items()}
-    # From the leaves up: over blueprints and blends of each slot, then over slots, then over ops.
-    planting = (p["blueprint"].unsqueeze(-2) @ regrets.germinate).squeeze(-2)
-    by_slot = {Op.GERMINATE: (planting * p["blend"]).sum(-1), Op.FOSSILIZE: regrets.fossilize}
-    total = p["op"][..., Op.WAIT] * regrets.wait + p["op"][..., Op.CULL] * regrets.cull
-    for op, regret in by_slot.items():
-        total = total + p["op"][..., op] * (p["slot"][..., op, :] * regret).sum(-1)
-    return total

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from esper.leyline import NUM_BLENDS, Op
-from esper.simic.control.joint import Regrets
+from esper.simic.control.regrets import Regrets
 from esper.simic.search.plans import BLENDS
 from esper.simic.search.tasks import TaskFindings
 from esper.simic.search.values import Places, PlanValues
 from esper.tamiyo import wait
 from esper.tolaria import Situation
 
-_WORST = 6.0
+_WORST = 4.0
 """Points that any decision costs at most: beyond, it only matters that it is wrong."""
 _WAITING = 0.2
 """Points that it costs to leave a seed in HOLDING that could be kept."""

@@ -104,8 +104,9 @@ def search_job(config: TrainingConfig, folder: Path) -> SearchJob:
         final_seeds=lessons.search_final_seeds,
         seed=config.seed if lessons.search_seed is None else lessons.search_seed,
     )
-    # Merit is for controllers that look at it; plans do not.
-    return SearchJob(world.tasks, folder, settings, replace(episode_settings(world), merit=False), world.executor)
+    # Merit and price are for controllers that look at them; plans do not, and rent is known without playing.
+    episode = replace(episode_settings(world), merit=False, price=DEFAULT_PRICE)
+    return SearchJob(world.tasks, folder, settings, episode, world.executor)
 
 
 def require_known(config: TrainingConfig) -> None:

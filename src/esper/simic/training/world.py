@@ -24,7 +24,7 @@ from esper.nissa.events import LESSON_ROUND
 from esper.simic.config import FIRST_LESSON, TrainingConfig
 from esper.simic.control import Masks
 from esper.simic.control.anatomy import Anatomy
-from esper.simic.control.joint import Regrets
+from esper.simic.control.regrets import Regrets
 from esper.simic.search import PlanTeacher
 from esper.simic.training.setup import EnvRecipe, episode_settings, make_pool, slots_together
 from esper.tamiyo import Controller, make_controller
