@@ -79,3 +79,24 @@ def test_waiting_is_worth_the_best_that_comes_later_until_it_is_now_or_never() -
     assert values.waiting((), 0, PRICE) == pytest.approx(max(0.0, *later))
     assert values.waiting((), DECIDE_BY, PRICE) == 0.0
     assert PlanValues(space, -100 * torch.ones(len(space.prior())).double()).waiting((), 0, PRICE) == 0.0
+
+
+def test_plans_that_were_played_count_as_they_came_out_and_other_gains_by_half() -> None:
+    space = small_space()
+    effects = drawn_effects(space)
+    plan = (Planting(0, 0, 0, BLENDS[0]), Planting(1, 2, 1, BLENDS[0]))
+    alone, played = PlanValues(space, effects), PlanValues(space, effects, {(): 0.0, plan: 50.0})
+    worth_it = 50.0 - space.rent(plan, PRICE)
+    values, expected = played.planting((), 0, PRICE), alone.planting((), 0, PRICE)
+    # Either of its plantings can be the first: then the other one is late by an epoch, and so is its first.
+    assert float(values[0, 0, 0]) == pytest.approx(worth_it)
+    assert float(values[2, 1, 0]) == pytest.approx(worth_it - 0.25)
+    # With one of them planted only the other leads there; what is planted is worth what the model expects of it.
+    rest = played.planting(((0, 0),), 1, PRICE)
+    begun = worth(space, effects, plan[:1])
+    assert float(rest[2, 1, 0]) == pytest.approx(worth_it - begun)
+    other = torch.ones(space.shape[0], space.shape[1], len(BLENDS), dtype=torch.bool)
+    other[0, 0, 0] = other[2, 1, 0] = False
+    halved = torch.where(expected > 0, 0.5 * expected, expected)
+    torch.testing.assert_close(values[other], halved[other])
+    assert (played.planting(((1, 1),), 1, PRICE) < 50).all()  # no way leads there any more

@@ -33,7 +33,8 @@ class PlanTeacher:
     name = "search"
 
     def __init__(self, findings: TaskFindings, exploration: float = 0.0) -> None:
-        self._values = PlanValues(findings.space, findings.effects)
+        played = {finalist.plan: finalist.gain for finalist in findings.finalists}
+        self._values = PlanValues(findings.space, findings.effects, played)
         self._exploration = exploration
         self._generator = torch.Generator()
         self._stream = zlib.crc32(findings.task.encode())

@@ -3,30 +3,42 @@
 The model is linear in the features of plans (`plans.py`), so what a planting adds beside others follows from its place,
 its moment and its pairs with them. Between the moments that were searched, effects are interpolated, so that waiting an
 epoch costs its share. All values are in points, relative to what is planted now, with the rent of what is added paid.
+
+The best of many plans that were never played looks better than it is. So where what is planted can still become one of
+the plans that were played again from fresh seeds, what that came to counts, and other gains count by half.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from esper.leyline import POINTS, charge
-from esper.simic.search.plans import PlanSpace
+from esper.simic.search.plans import BLENDS, Plan, PlanSpace
+from esper.tamiyo import Planting
 
 DECIDE_BY = 2
 """The step until which it may pay to wait for evidence."""
 _LATER = -0.25
-"""Points that a planting loses with every epoch after the last moment that was searched."""
+"""Points that a planting loses with every epoch after the last moment that was searched, or that its plan is late."""
+_UNPLAYED = 0.5
+"""By how much gains count that only the model expects."""
 
 Places = tuple[tuple[int, int], ...]
 """Slot and kind of every seed that is there."""
 
 
 class PlanValues:
-    """Values of decisions on hosts of one task, from the posterior mean `effects [F]` of the features of its plans."""
+    """Values of decisions on hosts of one task, from the posterior mean `effects [F]` of the features of its plans.
 
-    def __init__(self, space: PlanSpace, effects: Tensor) -> None:
+    `played` are plans that were played again, with what they gain before rent.
+    """
+
+    def __init__(self, space: PlanSpace, effects: Tensor, played: Mapping[Plan, float] | None = None) -> None:
         self.space = space
+        self._played = dict(played or {})
+        self._all_effects = effects
         self._effects: dict[str, Tensor] = dict(
             zip(space.sizes(), effects.split(list(space.sizes().values())), strict=True)
         )
@@ -39,7 +51,9 @@ class PlanValues:
         """
         key = planted, step, price
         if key not in self._known:
-            self._known[key] = self._think(planted, step, price)
+            expected = self._think(planted, step, price)
+            shrunk = torch.where(expected > 0, _UNPLAYED * expected, expected) if self._played else expected
+            self._known[key] = self._with_played(shrunk, planted, step, price)
         return self._known[key]
 
     def waiting(self, planted: Places, step: int, price: float) -> float:
@@ -50,6 +64,29 @@ class PlanValues:
         """
         later = range(step + 1, DECIDE_BY + 1)
         return max([0.0, *(float(self.planting(planted, other, price).max()) for other in later)])
+
+    def _with_played(self, values: Tensor, planted: Places, step: int, price: float) -> Tensor:
+        """`values` with those of plantings that lead to plans that were played again."""
+        now = self._worth(planted, price) if self._played else 0.0
+        for plan, gain in self._played.items():
+            left = [planting for planting in plan if (planting.slot, planting.blueprint) not in planted]
+            if len(plan) - len(left) < len(planted) or step > self.space.last_step:
+                continue
+            for first in left:
+                order = [first, *(planting for planting in left if planting is not first)]
+                late = sum(max(0, step + place - planting.step) for place, planting in enumerate(order))
+                value = gain - self.space.rent(plan, price) - now + _LATER * late
+                at = first.slot, first.blueprint, BLENDS.index(first.blend)
+                values[at] = values[at].clamp(min=value)
+        return values
+
+    def _worth(self, planted: Places, price: float) -> float:
+        """What is planted by itself, rent paid: as it was played, or as the model expects."""
+        for plan, gain in self._played.items():
+            if sorted((planting.slot, planting.blueprint) for planting in plan) == sorted(planted):
+                return gain - self.space.rent(plan, price)
+        plan = tuple(Planting(self.space.moments[0], slot, kind, BLENDS[0]) for slot, kind in planted)
+        return float(self.space.features([plan]) @ self._all_effects) - self.space.rent(plan, price)
 
     def _think(self, planted: Places, step: int, price: float) -> Tensor:
         slots, kinds, _, blends = self.space.shape

@@ -1,0 +1,104 @@
+"""Controllers over collections of tasks: objectives on the test split, paired by seed, with intervals.
+
+    python -m benchmarks.compare_controllers --controllers never heuristic rule runs/any --against heuristic
+
+A controller is a name, a checkpoint or a run folder. Intervals are of the mean over tasks: tasks are drawn again, and
+then the seeds of each (`--json` holds every number).
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+
+from esper.leyline import POINTS
+from esper.simic.training import load_controller
+from esper.tamiyo import Controller, controller_names, make_controller, run_episodes
+from esper.tasks import find_task, tasks_of
+from esper.tolaria import EpisodeSettings
+
+_DRAWS = 10_000
+_COLLECTIONS = ("training", "held-out")
+
+
+@dataclass
+class Options:
+    """What is compared."""
+
+    controllers: tuple[str, ...] = ("never", "random", "schedule", "heuristic", "rule")
+    """Names, checkpoints or run folders."""
+    against: str = "heuristic"
+    """The one of them that differences are taken to."""
+    tasks: tuple[str, ...] = ("training",)
+    """Tasks or collections of tasks (training, held-out); those whose data is absent are left out, and said."""
+    price: float = 0.03
+    """Price of doubling the host's parameters, in units of score."""
+    episodes: int = 16
+    """Seeds of each task."""
+    seed: int = 70_000_000
+    """The first of them."""
+    batches_per_epoch: int | None = None
+    """Minibatches in an epoch; None: each task's own number."""
+    json: Path | None = None
+    """Write the numbers to this file."""
+
+
+def main() -> None:
+    """Play, compare, print."""
+    options = tyro.cli(Options, description=__doc__)
+    torch.set_num_threads(1)
+    controllers = {name: _controller(name) for name in dict.fromkeys((*options.controllers, options.against))}
+    names = [
+        task for given in options.tasks for task in (tasks_of(given) if given in ("training", "held-out") else (given,))
+    ]
+    objectives: dict[str, dict[str, list[float]]] = {name: {} for name in controllers}
+    for task in names:
+        start = time.process_time()
+        try:
+            find_task(task).splits()
+        except Exception as error:
+            print(f"{task}: left out, {error}", flush=True)
+            continue
+        for name, controller in controllers.items():
+            objectives[name][task] = _play(task, controller, options)
+        shown = "  ".join(f"{name} {np.mean(rows[task]):.1f}" for name, rows in objectives.items())
+        print(f"{task}: {shown}  ({time.process_time() - start:.0f} CPU-seconds)", flush=True)
+    report = {name: _compare(rows, objectives[options.against]) for name, rows in objectives.items()}
+    print(f"mean over tasks, and difference to {options.against} with its 95 % interval")
+    for name, row in report.items():
+        print(f"  {name:30} {row['mean']:.2f}   {row['difference']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})")
+    if options.json is not None:
+        content = {"price": options.price, "seed": options.seed, "summary": report, "objectives": objectives}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _controller(name: str) -> Controller:
+    return make_controller(name) if name in controller_names() else load_controller(Path(name))
+
+
+def _play(task: str, controller: Controller, options: Options) -> list[float]:
+    """The objective of each seed on the test split, in points."""
+    settings = EpisodeSettings(price=options.price, batches_per_epoch=options.batches_per_epoch)
+    seeds = range(options.seed, options.seed + options.episodes)
+    return [POINTS * result.test_objective for result in run_episodes(find_task(task), controller, seeds, settings)]
+
+
+def _compare(rows: dict[str, list[float]], others: dict[str, list[float]]) -> dict[str, float]:
+    """Mean over tasks, mean difference, and its interval by a bootstrap over tasks and then seeds."""
+    differences = np.array([np.subtract(rows[task], others[task]) for task in rows])
+    dice = np.random.default_rng(0)
+    tasks, seeds = differences.shape
+    drawn = differences[
+        dice.integers(tasks, size=(_DRAWS, tasks, 1)), dice.integers(seeds, size=(_DRAWS, tasks, seeds))
+    ]
+    low, high = np.quantile(drawn.mean((1, 2)), (0.025, 0.975))
+    mean = float(np.mean([np.mean(values) for values in rows.values()]))
+    return {"mean": mean, "difference": float(differences.mean()), "low": float(low), "high": float(high)}
+
+
+if __name__ == "__main__":
+    main()
