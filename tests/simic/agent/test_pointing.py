@@ -21,10 +21,15 @@ def spec_of(slots: int) -> ActionSpec:
 
 
 def make_pointing(slots: int = 5, seed: int = 0, **options: int) -> PointingActorCritic:
-    """With heads that differ from uniform."""
+    """With heads that differ from uniform, and biases as after training: of fresh ones, which are 0, nothing shows."""
     torch.manual_seed(seed)
     small = {"feature_dim": 32, "lstm_hidden_dim": 16, "policy_gain": 1.0} | options
-    return PointingActorCritic(spec_of(slots), Anatomy(slots, num_blueprints()).width, **small)  # type: ignore[arg-type]
+    network = PointingActorCritic(spec_of(slots), Anatomy(slots, num_blueprints()).width, **small)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.endswith("bias"):
+                parameter.add_(torch.randn(parameter.shape))
+    return network
 
 
 def random_rows(slots: int, *batch: int) -> Tensor:
@@ -138,6 +143,19 @@ def test_blueprint_and_blend_are_chosen_by_what_the_drawn_slot_offers() -> None:
         assert actions[0, BLEND] == logits[0, BLEND, slot, :4].argmax()
         chosen = select_logits(network.spec, logits, actions)
         assert torch.equal(chosen[0, BLUEPRINT], logits[0, BLUEPRINT, slot])
+
+
+def test_a_kind_is_scored_by_the_host_by_its_slot_and_by_itself() -> None:
+    network = make_pointing()
+    core, slots, kinds = torch.randn(2, 3, 16), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 9, 8)
+    scores = network._score_kinds(core, slots, kinds)
+    parts = {"core": core, "slots": slots, "kinds": kinds}
+    for name, part in parts.items():
+        other = network._score_kinds(**(parts | {name: part + 1.0}))
+        assert (other != scores).all(), name
+    # As the head gives it for core, slot and kind side by side.
+    side_by_side = [core[:, :, None, None].expand(2, 3, 5, 9, 16), slots.unsqueeze(3).expand(2, 3, 5, 9, 8), kinds]
+    close(scores, network.blueprint_head(torch.cat(side_by_side, -1)).squeeze(-1))
 
 
 def test_every_parameter_gets_a_gradient() -> None:
