@@ -18,11 +18,9 @@ from torch import Tensor
 
 from esper.leyline import POINTS
 from esper.simic.search import Plan, PlanSearch, SearchSettings, show_plan
-from esper.tamiyo import Controller, Schedule, make_controller, run_episodes
+from esper.tamiyo import Controller, Planting, Schedule, make_controller, run_episodes
 from esper.tasks import find_task
 from esper.tolaria import EpisodeSettings
-
-_FIRST_SEED = 40_000_000
 
 
 @dataclass
@@ -33,6 +31,8 @@ class Options:
     """Tasks to search on."""
     seeds: int = 5
     """Searches of each task."""
+    first: int = 0
+    """The seed of the first search; the others follow."""
     episodes: int = 256
     """Episodes of each search, those of its finalists not counted."""
     long: int = 0
@@ -41,26 +41,32 @@ class Options:
     """Price of doubling the host's parameters, in units of score."""
     fresh: int = 64
     """Fresh seeds for the comparison."""
+    fresh_from: int = 40_000_000
+    """The first of them."""
+    known: tuple[str, ...] = ()
+    """Plans to compare with, as searches show them."""
     json: Path | None = None
     """Write the numbers to this file."""
 
 
 def search(task: str, options: Options) -> dict[str, Plan]:
-    """The plans that searches from several seeds end with, and that of a long one."""
-    runs = [(f"seed {seed}", seed, options.episodes) for seed in range(options.seeds)]
-    runs += [("long", options.seeds, options.long)] if options.long else []
+    """The plans that searches from several seeds end with, that of a long one, and those known before."""
+    runs = [(f"seed {seed}", seed, options.episodes) for seed in range(options.first, options.first + options.seeds)]
+    runs += [("long", options.first + options.seeds, options.long)] if options.long else []
     found: dict[str, Plan] = {}
     for name, seed, episodes in runs:
         start = time.process_time()
         settings = SearchSettings(episodes=episodes, prices=(options.price,), seed=seed)
         found[name] = PlanSearch(find_task(task), settings, EpisodeSettings(merit=False)).run()[0].plan
         print(f"{task}, {name}: {show_plan(found[name])} ({time.process_time() - start:.0f} CPU-seconds)", flush=True)
+    for text in options.known:
+        found[f"known {text}"] = tuple(map(Planting.parse, text.split()))
     return found
 
 
 def objectives(task: str, controller: Controller, options: Options) -> Tensor:
     """`[fresh]`: the objective on the fresh seeds, in points."""
-    seeds = range(_FIRST_SEED, _FIRST_SEED + options.fresh)
+    seeds = range(options.fresh_from, options.fresh_from + options.fresh)
     settings = EpisodeSettings(merit=False, price=options.price)
     results = run_episodes(find_task(task), controller, seeds, settings, test=False)
     return torch.tensor([POINTS * result.val_objective for result in results])
