@@ -16,8 +16,10 @@ import torch
 import tyro
 
 from esper.leyline import POINTS
+from esper.simic.search import SearchJob, SearchSettings, search_tasks
+from esper.simic.search.search import best_finalist
 from esper.simic.training import load_controller
-from esper.tamiyo import Controller, controller_names, make_controller, run_episodes
+from esper.tamiyo import Controller, Schedule, controller_names, make_controller, run_episodes
 from esper.tasks import find_task, tasks_of
 from esper.tolaria import EpisodeSettings
 
@@ -43,6 +45,10 @@ class Options:
     """The first of them."""
     batches_per_epoch: int | None = None
     """Minibatches in an epoch; None: each task's own number."""
+    plans: Path | None = None
+    """Folder of `esper search`: the best plan that was found for each task is compared too."""
+    final_seeds: int = 32
+    """As in that search."""
     json: Path | None = None
     """Write the numbers to this file."""
 
@@ -55,7 +61,8 @@ def main() -> None:
     names = [
         task for given in options.tasks for task in (tasks_of(given) if given in ("training", "held-out") else (given,))
     ]
-    objectives: dict[str, dict[str, list[float]]] = {name: {} for name in controllers}
+    rows = [*controllers, *(["plans"] if options.plans else [])]
+    objectives: dict[str, dict[str, list[float]]] = {name: {} for name in rows}
     for task in names:
         start = time.process_time()
         try:
@@ -63,7 +70,8 @@ def main() -> None:
         except Exception as error:
             print(f"{task}: left out, {error}", flush=True)
             continue
-        for name, controller in controllers.items():
+        found = controllers | ({"plans": _found(task, options)} if options.plans else {})
+        for name, controller in found.items():
             objectives[name][task] = _play(task, controller, options)
         shown = "  ".join(f"{name} {np.mean(rows[task]):.1f}" for name, rows in objectives.items())
         print(f"{task}: {shown}  ({time.process_time() - start:.0f} CPU-seconds)", flush=True)
@@ -78,6 +86,14 @@ def main() -> None:
 
 def _controller(name: str) -> Controller:
     return make_controller(name) if name in controller_names() else load_controller(Path(name))
+
+
+def _found(task: str, options: Options) -> Controller:
+    """The best plan that a search found for this task and price."""
+    assert options.plans is not None
+    settings = SearchSettings(final_seeds=options.final_seeds)
+    (found,) = search_tasks(SearchJob((task,), options.plans, settings, EpisodeSettings(merit=False)))
+    return Schedule(best_finalist(found.finalists, found.host_params, options.price).plan)
 
 
 def _play(task: str, controller: Controller, options: Options) -> list[float]:
