@@ -100,7 +100,7 @@ def test_the_installed_command_runs() -> None:
         (["train", "--speed", "9"], "unrecognized options: --speed"),
         (["train", "--reward.scale", "-1"], "scale must be"),
         (["train", "--learner.entropy-coef-per-head", "size", "2"], "unknown head in learner.entropy_coef_per_head"),
-        (["train", "--preset", "fast"], "unknown preset 'fast'; choose one of: pair, pair-long, quick, mnist1d"),
+        (["train", "--preset", "fast"], "unknown preset 'fast'; choose one of: any-host, pair, pair-long, quick"),
         (["train", "--preset", "quick", "--config", "c.json"], "give --preset or --config, not both"),
         (["train", "--task", "mnist9d"], "unknown task 'mnist9d'"),
         (["train", "--envs", "0"], "envs must be in [1, inf)"),

@@ -5,6 +5,7 @@ import pytest
 from esper.leyline import InputError
 from esper.simic.config import TrainingConfig, preset, preset_names
 from esper.simic.training.setup import require_known
+from esper.tasks import tasks_of
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -23,5 +24,12 @@ def test_presets_change_what_they_say_and_nothing_else() -> None:
 
 
 def test_unknown_presets_get_the_list_of_known_ones() -> None:
-    with pytest.raises(InputError, match="unknown preset 'fast'; choose one of: pair, pair-long, quick"):
+    with pytest.raises(InputError, match="unknown preset 'fast'; choose one of: any-host, pair, pair-long, quick"):
         preset("fast")
+
+
+def test_the_preset_for_any_host_learns_from_all_training_tasks() -> None:
+    config = preset("any-host")
+    assert config.world.tasks == tasks_of("training")
+    assert not set(config.world.tasks) & set(tasks_of("held-out"))
+    assert (config.learner.architecture, config.lessons.teacher) == ("pointing", "search")

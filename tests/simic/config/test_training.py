@@ -30,7 +30,7 @@ from tests.simic.training.runs import tiny_config
         ("learner.lr", [1e-5, 3.0], [0.0, -1e-4, math.nan, math.inf]),
         ("learner.entropy_coef", [0.0, 0.5], [-0.1, math.nan]),
         ("world.envs", [1, 100], [0, -3]),
-        ("rounds", [1], [0]),
+        ("rounds", [0, 1], [-1]),
         ("learner.epochs", [1, 4], [0]),
         ("learner.weight_decay", [0.0], [-1.0]),
         ("learner.gae_lambda", [0.0, 1.0], [-0.1, 1.1]),

@@ -1,4 +1,4 @@
-"""Configs by name: one for every task, the pair that controllers are proven on, and a quick one for a first look."""
+"""Configs by name: one for every task, one for any host, the pair of tasks, and a quick one for a first look."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -28,8 +28,24 @@ _PAIRED: Mapping[str, Any] = {
 }
 _TEXT: Mapping[str, Any] = {"world.envs": 8, "rounds": 30, "learner.num_minibatches": 4}
 _IMAGES: Mapping[str, Any] = {**_TEXT, "world.executor": "loop"}
+_TRAINING_TASKS = "training"
+"""Stands for the collection of that name, which cannot be asked for without importing all tasks."""
+_ANY_HOST: Mapping[str, Any] = {
+    "rounds": 0,
+    "validation_episodes": 8,
+    "world.tasks": _TRAINING_TASKS,
+    "world.envs": 16,
+    "world.twins": False,
+    "learner.architecture": "pointing",
+    "lessons.teacher": "search",
+    "lessons.search_final_seeds": 16,
+    "lessons.rounds": 4,
+    "lessons.passes": 50,
+}
+"""A policy for any host, distilled from searches on all training tasks."""
 _PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
+        "any-host": _ANY_HOST,
         "pair": _PAIRED,
         "pair-long": {**_PAIRED, **_LONG},
         "quick": {
@@ -61,6 +77,10 @@ def preset_names() -> tuple[str, ...]:
 def preset(name: str) -> TrainingConfig:
     """The config called `name`; tasks of a family, as `ucr:GunPoint`, have theirs by their own name."""
     settings = dict(_PRESETS.get(name, {}))
+    if settings.get("world.tasks") == _TRAINING_TASKS:
+        from esper.tasks import tasks_of
+
+        settings["world.tasks"] = tasks_of(_TRAINING_TASKS)
     if "world.tasks" not in settings:
         from esper.tasks import find_task
 
