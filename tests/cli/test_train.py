@@ -104,7 +104,7 @@ OTHER_VALUES = {
     "entropy_coef_per_head": "op 2.0 slot 0.5", "adaptive_entropy_floor": None, "value_coef": "3",
     "value_loss_type": "huber", "huber_delta": "3", "clip_value": None, "value_clip": "3", "scale_values": None,
     "value_memory": "3", "op_bias": "1 2 3 4", "feature_dim": "8", "feature_layers": "2", "input_norm": None,
-    "head_dim": "8", "policy_gain": "0.5",
+    "head_dim": "8", "policy_gain": "0.5", "architecture": "pointing",
 }  # fmt: skip
 """Another value than the default for each option of the learner; None for those that are switched by their flag."""
 
