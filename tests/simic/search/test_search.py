@@ -138,3 +138,27 @@ def test_a_state_of_another_catalogue_is_refused(finished: PlanSearch) -> None:
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         SearchSettings(**settings)
+
+
+class Watched:
+    """A posterior that only notes how many seeds a plan may have."""
+
+    def __init__(self) -> None:
+        self.limits: set[int | None] = set()
+
+    def draw_effects(self, generator: torch.Generator) -> None:
+        """Nothing is drawn."""
+
+    def best_plan(self, effects: None, price: float, most: int | None = None) -> Plan:
+        self.limits.add(most)
+        return ()
+
+
+@pytest.mark.parametrize(("batches", "limits"), [(0, {1, 2, 3}), (1, {1, 2, 3}), (2, {3}), (5, {3})])
+def test_only_the_first_two_batches_limit_seeds_by_lot(batches: int, limits: set[int]) -> None:
+    search, watched = tiny_search(max_seeds=3), Watched()
+    alone: list[Plan] = [()] * (batches * search.settings.hosts)
+    search.played.plans = alone
+    for _ in range(40):
+        search._draw_plan(watched)  # type: ignore[arg-type]
+    assert watched.limits == limits

@@ -28,6 +28,8 @@ _SEEDS_PER_SEARCH = 100_000
 _FINAL_SEEDS = _SEEDS_PER_SEARCH // 2
 """From here on, of a search's own seeds, those of the plans that are played again."""
 _FINAL_ROUNDS = 4
+_LIMITED_BATCHES = 2
+"""First batches, in which the number of seeds is limited by lot."""
 _NONE = -1
 
 
@@ -188,13 +190,15 @@ class PlanSearch:
         return [()] * settings.seeds_per_batch + wanted, seeds
 
     def _draw_plan(self, posterior: Posterior | None) -> Plan:
-        """The best plan under drawn effects, at a drawn price, of at most a drawn number of seeds.
+        """The best plan under drawn effects, at a drawn price, at first of at most a drawn number of seeds.
 
         Plans of few seeds tell what each brings; without a limit nearly all would have as many as they may.
         """
         low, high = (torch.tensor(bound).log() for bound in (min(self.settings.prices), max(self.settings.prices)))
         price = float((low + (high - low) * torch.rand((), generator=self._generator)).exp())
         most = int(torch.randint(1, self.settings.max_seeds + 1, (), generator=self._generator))
+        if len(self.played.plans) >= _LIMITED_BATCHES * self.settings.hosts:
+            most = self.settings.max_seeds
         if posterior is not None:
             return posterior.best_plan(posterior.draw_effects(self._generator), price, most)
         # Before anything was played all moments and blends are tried alike.
