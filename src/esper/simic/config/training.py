@@ -243,8 +243,8 @@ class LessonConfig(Group):
     group: ClassVar[str] = "lessons"
 
     teacher: str | None = "heuristic"
-    """Controller whose decisions the policy imitates: heuristic, schedule, random or never; or search: the best plan of
-    each task, which is searched for first. None: start from a randomly initialised policy."""
+    """Controller whose decisions the policy imitates: heuristic, rule, schedule, random or never; or search: what a
+    search for plans, made first, has learned of the cost of every decision. None: start from a random policy."""
     search_episodes: Count = 256
     """Episodes of each task that the search plays, those of its finalists not counted."""
     search_final_seeds: Annotated[int, Range(4)] = 32
@@ -262,7 +262,7 @@ class LessonConfig(Group):
     exploration: Share = 0.6
     """Of the plantings that a searched teacher has still to decide, the share in which it does something else."""
     op_smoothing: Annotated[float, Range(0, 1)] = 0.2
-    """Label smoothing of the op head."""
+    """Label smoothing of the op head; with teacher=search there are no labels."""
     detail_smoothing: Annotated[float, Range(0, 1)] = 0.05
     """Label smoothing of the slot, blueprint and blend heads."""
 
