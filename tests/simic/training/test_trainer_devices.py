@@ -36,12 +36,24 @@ def machine_with(device: str) -> Iterator[None]:
         yield
 
 
-def test_a_whole_run_with_lessons_is_the_same_on_another_device() -> None:
+SEARCHING = {
+    "teacher": "search",
+    "architecture": "pointing",
+    "search_episodes": 32,
+    "search_final_seeds": 4,
+    "price": 0.03,
+    "episode_length": 9,
+    "executor": "native",
+}
+
+
+@pytest.mark.parametrize("options", [{"teacher": "schedule"}, SEARCHING], ids=["cloned", "distilled"])
+def test_a_whole_run_with_lessons_is_the_same_on_another_device(options: dict[str, Any]) -> None:
     runs = []
     for device in (THERE, "cpu"):
         with machine_with(device):
             sink = MemorySink()
-            config = short_config(device, teacher="schedule", lesson_passes=1, telemetry="debug")
+            config = short_config(device, lesson_passes=1, telemetry="debug", **options)
             trainer = Trainer(config, hub=Hub([sink]))
             summary = trainer.run()
         assert str(normalizer_of(trainer.agent).device) == device

@@ -18,6 +18,7 @@ from esper.simic.agent.optimization import step_if_finite
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import LessonConfig
+from esper.simic.control.action_masks import to_device
 from esper.simic.control.regrets import Regrets, regret_loss
 
 _LAST_LR_FACTOR = 0.1
@@ -48,7 +49,7 @@ class Lesson:
             {name: mask[finite] for name, mask in buffer.masks.items()},
             buffer.returns[finite],
             buffer.valid[finite],
-            Regrets(*(part[finite] for part in regrets)),
+            Regrets(*(to_device(part, buffer.device)[finite] for part in regrets)),
             int((~finite).sum()),
         )
 
