@@ -157,7 +157,7 @@ def test_a_search_that_is_stopped_within_a_run_goes_on(tmp_path: Path) -> None:
     esper.train(config, tmp_path / "straight")
     # Two baselines take 18 steps; then the search asks when it begins, after its batch and after its final rounds.
     # Then come the lessons, of which each one that is interrupted begins anew with the first.
-    for asked in (19, 20, 21, 23, 35, 60):
+    for asked in (20, 23, 35, 60):
         out = tmp_path / f"cut-{asked}"
         with pytest.raises(InterruptedRunError):
             esper.train(config, out, should_stop=after(asked))
