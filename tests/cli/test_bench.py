@@ -1,8 +1,6 @@
 """`esper bench` writes its numbers."""
 
-import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,15 +22,6 @@ def test_bench_growth_and_oracle_write_their_numbers(tmp_path: Path, monkeypatch
     assert "schedule" in json.loads(Path(out).read_text())
 
 
-@pytest.fixture
-def _few_objects() -> Iterator[None]:
-    """Every timing begins with a garbage collection, which shall not go through what other tests have left."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("_few_objects")
 def test_bench_speed_reports_what_scripts_rely_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "speed", "--quick", "--json", str(tmp_path / "out.json")) == 0
     report = json.loads((tmp_path / "out.json").read_text())
