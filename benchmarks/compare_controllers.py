@@ -7,15 +7,17 @@ then the seeds of each (`--json` holds every number).
 """
 
 import json
-import time
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import tyro
 
-from esper.leyline import POINTS
+from esper.leyline import POINTS, InputError
 from esper.simic.search import SearchJob, SearchSettings, search_tasks
 from esper.simic.search.search import best_finalist
 from esper.simic.training import load_controller
@@ -47,34 +49,36 @@ class Options:
     """Minibatches in an epoch; None: each task's own number."""
     plans: Path | None = None
     """Folder of `esper search`: the best plan that was found for each task is compared too."""
+    search_episodes: int = 256
+    """As in that search."""
     final_seeds: int = 32
     """As in that search."""
+    workers: int = 1
+    """Processes, each of which plays a task of its own."""
     json: Path | None = None
     """Write the numbers to this file."""
+
+    @property
+    def names(self) -> list[str]:
+        """What is compared, by name."""
+        return [*dict.fromkeys((*self.controllers, self.against)), *(["plans"] if self.plans else [])]
 
 
 def main() -> None:
     """Play, compare, print."""
     options = tyro.cli(Options, description=__doc__)
-    torch.set_num_threads(1)
-    controllers = {name: _controller(name) for name in dict.fromkeys((*options.controllers, options.against))}
-    names = [
-        task for given in options.tasks for task in (tasks_of(given) if given in ("training", "held-out") else (given,))
-    ]
-    rows = [*controllers, *(["plans"] if options.plans else [])]
-    objectives: dict[str, dict[str, list[float]]] = {name: {} for name in rows}
-    for task in names:
-        start = time.process_time()
-        try:
-            find_task(task).splits()
-        except Exception as error:
-            print(f"{task}: left out, {error}", flush=True)
-            continue
-        found = controllers | ({"plans": _found(task, options)} if options.plans else {})
-        for name, controller in found.items():
-            objectives[name][task] = _play(task, controller, options)
-        shown = "  ".join(f"{name} {np.mean(rows[task]):.1f}" for name, rows in objectives.items())
-        print(f"{task}: {shown}  ({time.process_time() - start:.0f} CPU-seconds)", flush=True)
+    tasks = [task for given in options.tasks for task in (tasks_of(given) if given in _COLLECTIONS else (given,))]
+    objectives: dict[str, dict[str, list[float]]] = {name: {} for name in options.names}
+    # Workers of their own, so that what they compile and load does not pile up here.
+    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
+        for task, rows in zip(tasks, pool.map(partial(_play_all, options=options), tasks), strict=True):
+            if isinstance(rows, str):
+                print(f"{task}: left out, {rows}", flush=True)
+                continue
+            for name, values in rows.items():
+                objectives[name][task] = values
+            shown = (f"{name} {np.mean(values):.1f}" for name, values in rows.items())
+            print(f"{task}: {'  '.join(shown)}", flush=True)
     report = {name: _compare(rows, objectives[options.against]) for name, rows in objectives.items()}
     print(f"mean over tasks, and difference to {options.against} with its 95 % interval")
     for name, row in report.items():
@@ -84,6 +88,17 @@ def main() -> None:
         options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def _play_all(task: str, options: Options) -> dict[str, list[float]] | str:
+    """The objectives of each controller on a task; or why it is left out."""
+    torch.set_num_threads(1)
+    try:
+        find_task(task).splits()
+    except InputError as error:
+        return str(error)
+    made = {name: _found(task, options) if name == "plans" else _controller(name) for name in options.names}
+    return {name: _play(task, controller, options) for name, controller in made.items()}
+
+
 def _controller(name: str) -> Controller:
     return make_controller(name) if name in controller_names() else load_controller(Path(name))
 
@@ -91,7 +106,7 @@ def _controller(name: str) -> Controller:
 def _found(task: str, options: Options) -> Controller:
     """The best plan that a search found for this task and price."""
     assert options.plans is not None
-    settings = SearchSettings(final_seeds=options.final_seeds)
+    settings = SearchSettings(episodes=options.search_episodes, final_seeds=options.final_seeds)
     (found,) = search_tasks(SearchJob((task,), options.plans, settings, EpisodeSettings(merit=False)))
     return Schedule(best_finalist(found.finalists, found.host_params, options.price).plan)
 

@@ -80,6 +80,13 @@ def test_shapes_are_found_by_one_probe(
     assert probe_sites(model, [path], torch.randn(example))[path][0] == expected
 
 
+def test_outputs_without_negative_values_are_told_from_others() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU())
+    found = probe_sites(model, ["0", "1", "2", "3"], torch.randn(64, 3))
+    assert [found[name].rectified for name in "0123"] == [False, True, False, False]
+    assert [site.rectified for site in graft(model, at=["0", "1"], example=torch.randn(64, 3)).sites] == [False, True]
+
+
 @pytest.mark.parametrize("example", [[torch.randn(8, 6), torch.randint(3, (8,))], torch.randn(8, 5), (), {"y": 1}])
 def test_an_example_that_the_model_cannot_take_is_said_in_one_line(example: Any) -> None:
     with pytest.raises(InputError, match="could not run on the example") as error:

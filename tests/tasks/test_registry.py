@@ -53,6 +53,13 @@ def test_a_task_can_have_a_host_of_other_sizes() -> None:
     assert find_task("mnist1d:seed=7@kernel=5,channels=4").name == "mnist1d:seed=7@channels=4,kernel=5"
 
 
+def test_a_task_can_have_longer_epochs() -> None:
+    usual, longer = find_task("digits@widths=8-8"), find_task("digits@batches=100,widths=8-8")
+    assert longer == replace(usual, name=longer.name, summary=longer.summary, batches_per_epoch=100)
+    assert longer.name == "digits@batches=100,widths=8-8"
+    assert find_task(f"digits@batches={find_task('digits').batches_per_epoch}") is find_task("digits")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -60,6 +67,8 @@ def test_a_task_can_have_a_host_of_other_sizes() -> None:
         ("digits@widths", "is malformed at 'widths'"),
         ("digits@widths=8-", "is malformed at 'widths=8-'"),
         ("digits@inputs=3", "is malformed at 'inputs=3'"),
+        ("digits@batches=0", "batches must be a whole number of 1 or more"),
+        ("digits@batches=2-3", "batches must be a whole number of 1 or more"),
         ("mnist1d@kernel=3-5", "setting 'kernel' of host 'conv1d' must be positive whole numbers"),
         ("digits@widths=0-8", "setting 'widths' of host 'mlp' must be positive whole numbers"),
         ("digits@channels=8", "unknown setting of host 'mlp': 'channels'"),

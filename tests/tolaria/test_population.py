@@ -169,6 +169,28 @@ def test_a_population_needs_a_seed_for_every_host() -> None:
         Population(tiny_task(), 2, executor="loop").start([1])
 
 
+def test_budgets_are_drawn_per_episode_as_shares_of_the_host() -> None:
+    def population_of(seeds: list[int], budget: tuple[float, float]) -> Population:
+        population = Population(tiny_task(), len(seeds), EpisodeSettings(budget=budget), executor="loop")
+        population.start(seeds)
+        return population
+
+    many = population_of([3, 4, 5], (0.1, 2.0))
+    assert population_of([4], (0.1, 2.0)).budget.tolist() == many.budget[1:2].tolist()
+    assert len(set(many.budget.tolist())) == 3
+    assert all(int(0.1 * many.host_params) <= budget <= 2 * many.host_params for budget in many.budget.tolist())
+    # What is dearer than a host's own budget is not legal for it, and a resumed population keeps the budgets.
+    masks, params = many.situation.masks, many.executor.catalogue.params
+    assert not (masks.blueprint & (params > many.budget[:, None, None])).any()
+    again = Population(tiny_task(), 3, EpisodeSettings(budget=(0.1, 2.0)), executor="loop")
+    again.load_state_dict(many.state_dict())
+    assert again.budget.tolist() == many.budget.tolist()
+    # Drawing a budget changes nothing else in an episode.
+    free = Population(tiny_task(), 1, EpisodeSettings(), executor="loop")
+    free.start([4])
+    assert float(free.situation.score[0]) == float(many.situation.score[1])
+
+
 @pytest.mark.parametrize("price", [(0.0, 0.1), (0.2, 0.1), (0.1, float("inf"))])
 def test_impossible_price_ranges_are_refused(price: tuple[float, float]) -> None:
     with pytest.raises(InputError, match="price range"):

@@ -14,7 +14,15 @@ from tests.worlds import tiny_task
 
 @pytest.mark.parametrize(
     "settings",
-    [{"length": 0}, {"price": -1.0}, {"price": math.nan}, {"budget": -5}, {"batches_per_epoch": 0}, {"host_lr": 0.0}],
+    [
+        {"length": 0},
+        {"price": -1.0},
+        {"price": math.nan},
+        {"budget": -5},
+        {"budget": (2.0, 1.0)},
+        {"batches_per_epoch": 0},
+        {"host_lr": 0.0},
+    ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(settings))):

@@ -26,6 +26,7 @@ from esper.kasmina.lifecycle import (
     settle,
     stage_changes,
 )
+from esper.kasmina.neighbours import neighbour_correlation
 from esper.kasmina.probe import arguments_for, check_initialised
 from esper.kasmina.propose import propose_sites
 from esper.kasmina.seed_state import leave_out_seeds
@@ -74,6 +75,7 @@ __all__ = [
     "graft_again",
     "host",
     "leave_out_seeds",
+    "neighbour_correlation",
     "next_alpha",
     "num_blueprints",
     "plant_fossils",

@@ -303,15 +303,15 @@ def _name_host(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
 
 def _find_sites(model: nn.Module, at: Where, example: Example, asked: Sources | None) -> tuple[Site, ...]:
     found = probe_sites(model, at, example)
-    sources = find_sources(model, {path: shape for path, (shape, _) in found.items()}, example, asked)
+    sources = find_sources(model, {path: probed.shape for path, probed in found.items()}, example, asked)
     around = _params_around(model, found)
     slot_ids = SlotConfig.of_size(len(found)).slot_ids
     sites = []
-    for slot_id, (path, (shape, dtype)) in zip(slot_ids, found.items(), strict=True):
+    for slot_id, (path, probed) in zip(slot_ids, found.items(), strict=True):
         own = sources[path]
         near, far = (own[reach].shape if reach in own else None for reach in REACHES)
-        whole = replace(shape, near=near, far=far, around=around)
-        sites.append(Site(path, slot_id, whole, dtype, tuple(own.items())))
+        whole = replace(probed.shape, near=near, far=far, around=around)
+        sites.append(Site(path, slot_id, whole, probed.dtype, tuple(own.items()), probed.rectified))
     return tuple(sites)
 
 

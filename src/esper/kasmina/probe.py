@@ -3,8 +3,8 @@
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,20 @@ Where = Sequence[str] | Mapping[str, str]
 """Submodule names, or names with the family that each one's output belongs to."""
 
 
-def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, tuple[SiteShape, torch.dtype]]:
-    """Shape and dtype behind each submodule named in `at`; one clear error where there can be no slot."""
+class ProbedSite(NamedTuple):
+    """What one forward pass tells of the output of a submodule."""
+
+    shape: SiteShape
+    dtype: torch.dtype
+    rectified: bool
+
+
+def probe_sites(model: nn.Module, at: Where, example: Example) -> dict[str, ProbedSite]:
+    """What there is behind each submodule named in `at`; one clear error where there can be no slot."""
     names = _names(at)
     families = at if isinstance(at, Mapping) else dict.fromkeys(names)
     seen = _Probe(model, example)
-    sites: dict[str, tuple[SiteShape, torch.dtype]] = {}
+    sites: dict[str, ProbedSite] = {}
     for name in names:
         if name not in seen.modules:
             raise unknown_name("submodule", name, seen.usable())
@@ -69,7 +77,7 @@ def survey(model: nn.Module, example: Example) -> list[CandidateSite]:
         if seen.batch and seen.outputs[name][0].shape[0] != seen.batch:  # position biases and the like, not samples
             continue
         module = seen.modules[name]
-        found.setdefault(id(module), CandidateSite(name, module, seen.read(name)[0], name in seen.returned))
+        found.setdefault(id(module), CandidateSite(name, module, seen.read(name).shape, name in seen.returned))
     return list(found.values())
 
 
@@ -94,12 +102,16 @@ class _Output:
     shape: tuple[int, ...]
     dtype: torch.dtype
     nested: bool
+    rectified: bool = field(compare=False)
 
 
 def _brief(output: Any) -> Any:
     if not isinstance(output, Tensor):
         return output
-    return _Output(() if output.is_nested else tuple(output.shape), output.dtype, output.is_nested)
+    if output.is_nested:
+        return _Output((), output.dtype, True, False)
+    valued = output.numel() > 0 and not output.is_meta
+    return _Output(tuple(output.shape), output.dtype, False, valued and bool((output >= 0).all()))
 
 
 class _Probe:
@@ -129,8 +141,8 @@ class _Probe:
         if isinstance(output, Tensor):
             self._last[name] = weakref.ref(output)
 
-    def read(self, name: str, family: str | None = None) -> tuple[SiteShape, torch.dtype]:
-        """Shape and dtype of a slot behind a submodule; an error where there can be none."""
+    def read(self, name: str, family: str | None = None) -> ProbedSite:
+        """What a slot behind a submodule would meet; an error where there can be none."""
         calls = self.outputs[name]
         if not calls:
             raise InputError("the model did not call it on the example")
@@ -148,7 +160,7 @@ class _Probe:
         if len(shape) < 2:
             raise InputError(f"its output of shape {list(shape)} has no width beside the batch")
         found = site_shape(Family(family) if family else infer_family(self.modules[name], shape), shape, self.batch)
-        return found, calls[0].dtype
+        return ProbedSite(found, calls[0].dtype, all(call.rectified for call in calls))
 
     def usable(self, family: str | None = None) -> list[str]:
         """The submodules behind which a slot can go."""

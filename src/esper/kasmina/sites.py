@@ -98,6 +98,8 @@ class Site:
     """Of the submodule's output when the slot was grafted."""
     sources: tuple[tuple[Reach, Source], ...] = ()
     """What seeds of kinds that connect read here."""
+    rectified: bool = False
+    """Whether the output had no value below 0 when the slot was grafted, as behind a ReLU."""
 
     def source_of(self, reads: Reach | None) -> Source | None:
         """What a seed whose kind reads from there reads; None if that is the tensor at the slot itself."""

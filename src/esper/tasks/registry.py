@@ -113,6 +113,8 @@ _SHAPED_BY_DATA = ("inputs", "classes", "vocabulary", "context")
 """Sizes of hosts that follow from the data."""
 _SEVERAL = ("channels", "widths")
 """Sizes of hosts that are one number per layer."""
+_BATCHES = "batches"
+"""Minibatches in an epoch, which can be given beside sizes."""
 HostSettings = Mapping[str, int | tuple[int, ...]]
 """Arguments of a host of the zoo."""
 
@@ -252,7 +254,10 @@ def find_task(name: str) -> Task:
 
 
 def _with_sizes(task: Task, text: str) -> Task:
-    """`task` with a host of the sizes in `text`, as "channels=4-8,kernel=5"; the optimiser stays."""
+    """`task` with a host of the sizes in `text`, as "channels=4-8,kernel=5", or with longer epochs, as "batches=100".
+
+    The optimiser stays.
+    """
     given = {}
     for entry in text.split(","):
         key, equals, value = (part.strip() for part in entry.partition("="))
@@ -263,15 +268,22 @@ def _with_sizes(task: Task, text: str) -> Task:
                 "write sizes of the host as in mnist1d@channels=4-8 or digits@widths=12-12"
             )
         given[key] = tuple(map(int, parts)) if key in _SEVERAL else int(value) if len(parts) == 1 else ()
-    settings = {**task.host_settings, **given}
+    batches = given.get(_BATCHES, task.batches_per_epoch)
+    if not isinstance(batches, int) or batches < 1:
+        raise InputError(f"task {task.name}@{text}: batches must be a whole number of 1 or more, as in @batches=100")
+    settings = {**task.host_settings, **{key: size for key, size in given.items() if key != _BATCHES}}
     # Built once without memory, to refuse what is no host; the same sizes again are the same task.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         build_host(task.host, **settings)
-    if settings == task.host_settings:
+    if (settings, batches) == (task.host_settings, task.batches_per_epoch):
         return task
     shown = ",".join(f"{key}={'-'.join(map(str, _as_tuple(given[key])))}" for key in sorted(given))
     return replace(
-        task, name=f"{task.name}@{shown}", summary=f"{task.summary}; host with {shown}", host_settings=settings
+        task,
+        name=f"{task.name}@{shown}",
+        summary=f"{task.summary}; with {shown}",
+        host_settings=settings,
+        batches_per_epoch=batches,
     )
 
 

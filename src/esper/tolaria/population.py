@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import (
+    UNLIMITED,
     ActionMasks,
     EpochEvidence,
     SlotTable,
@@ -21,6 +22,7 @@ from esper.kasmina import (
     drop_unfinished,
     end_epoch,
     find_blueprint,
+    neighbour_correlation,
     next_alpha,
     plant_fossils,
     stage_changes,
@@ -60,10 +62,14 @@ class Population:
         self.length = self.settings.length or task.episode_length
         self.executor: Executor = make_executor(executor, task, num_hosts, self.length, dtype, self.settings.compute)
         self.host_params, self.host_flops = self.executor.host_params, _host_flops(task)
+        train = task.splits().train
+        self._input_correlation = neighbour_correlation(train.x, self.executor.sites)
+        self._passes = self.length * task.batches_per_epoch * task.batch_size / len(train)
         self.table = SlotTable.empty(num_hosts, len(self.executor.sites))
         self.signals = SignalTable.empty(num_hosts)
         self.price = torch.zeros(num_hosts)
-        self.budget = torch.full((num_hosts,), self.settings.budget)
+        budget = self.settings.budget
+        self.budget = torch.full((num_hosts,), UNLIMITED if isinstance(budget, tuple) else budget)
         self.ended = torch.ones(num_hosts, dtype=torch.bool)
         """`[N]`: the episode is over, and the host waits for `start`."""
         self.merit = torch.full((num_hosts, *self.executor.catalogue.fits.shape), torch.nan)
@@ -87,7 +93,8 @@ class Population:
         chosen = torch.zeros(self.num_hosts, dtype=torch.bool)
         chosen[places] = True
         # Fresh networks first, with what they have from the start.
-        planted = self._find_fossils(fossils or {})
+        budgets = [self.settings.draw_budget(Streams.from_seed(seed).budget, self.host_params) for seed in seeds]
+        planted = self._find_fossils(fossils or {}, min(budgets, default=UNLIMITED))
         self.executor.start(places, seeds)
         fresh = plant_fossils(SlotTable.empty(*self.table.shape), planted, self.executor.catalogue)
         # Seeds that come at alpha 0 are not silenced, as parts of an ordinary network are not.
@@ -97,6 +104,7 @@ class Population:
         self.price[places] = torch.tensor(
             [self.settings.draw_price(Streams.from_seed(seed).price) for seed in seeds], dtype=torch.float32
         )
+        self.budget[places] = torch.tensor(budgets)
         self._governor.start(chosen)
         self.ended = self.ended & ~chosen
         self._final_score = self._final_score.masked_fill(chosen, torch.nan)
@@ -124,6 +132,8 @@ class Population:
             self.host_flops,
             self.settings.flop_price,
             self.merit.masked_fill(self.table.occupied[..., None], torch.nan),
+            self._input_correlation,
+            self._passes,
         )
 
     def _masks(self) -> ActionMasks:
@@ -296,7 +306,7 @@ class Population:
             if blueprint
         )
 
-    def _find_fossils(self, fossils: Mapping[str, str]) -> dict[int, int]:
+    def _find_fossils(self, fossils: Mapping[str, str], budget: int) -> dict[int, int]:
         """Slot indices and blueprint ids of names, affordable together."""
         by_name = {name: index for index, site in enumerate(self.executor.sites) for name in (site.slot_id, site.path)}
         planted, catalogue = {}, self.executor.catalogue
@@ -310,9 +320,9 @@ class Population:
             planted[by_name[slot]] = blueprint.id
         # All together have to be within the budget, as if they had been planted one after the other.
         needed = sum(int(catalogue.params[slot, blueprint - 1]) for slot, blueprint in planted.items())
-        if needed > self.settings.budget:
+        if needed > budget:
             raise IllegalActionError(
-                f"the seeds to start with add {needed:,} parameters; {self.settings.budget:,} of the budget are left"
+                f"the seeds to start with add {needed:,} parameters; {budget:,} of the budget are left"
             )
         return planted
 
@@ -326,6 +336,7 @@ class Population:
             "table": self.table.columns(),
             "signals": self.signals.columns(),
             "price": self.price.clone(),
+            "budget": self.budget.clone(),
             "ended": self.ended.clone(),
             "final_score": self._final_score.clone(),
             "merit": self.merit.clone(),
@@ -341,7 +352,8 @@ class Population:
             raise InputError(f"the saved population has {len(state['price'])} hosts; this one has {self.num_hosts}")
         self.table = SlotTable(**state["table"]).clone()
         self.signals = SignalTable(**state["signals"]).clone()
-        self.price, self.ended = state["price"].clone(), state["ended"].clone()
+        self.price, self.budget = state["price"].clone(), state["budget"].clone()
+        self.ended = state["ended"].clone()
         self._final_score, self.merit = state["final_score"].clone(), state["merit"].clone()
         self._governor.load_state_dict(state["governor"])
         self.executor.load_state_dict(state["executor"], self.table)

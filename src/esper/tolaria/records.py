@@ -28,8 +28,9 @@ class EpisodeSettings:
     """Steps (host epochs) in the episode."""
     price: float | tuple[float, float] = DEFAULT_PRICE
     """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
-    budget: int = UNLIMITED
-    """The most parameters that all seeds together may add."""
+    budget: int | tuple[float, float] = UNLIMITED
+    """The most parameters that all seeds together may add; of a range, in shares of the host's parameters, each episode
+    draws log-uniformly."""
     batches_per_epoch: int | None = None
     """Minibatches in a step."""
     batch_size: int | None = None
@@ -56,11 +57,10 @@ class EpisodeSettings:
         for name in ("batches_per_epoch", "batch_size"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise InputError(f"{name} must be 1 or more; got {count}")
-        if isinstance(self.price, tuple):
-            low, high = self.price
-            if not 0 < low <= high < math.inf:
-                raise InputError(f"a price range must be two numbers above 0, the lower one first; got {self.price}")
-        elif not 0 <= self.price < math.inf:
+        for name, given in (("price", self.price), ("budget", self.budget)):
+            if isinstance(given, tuple) and not 0 < given[0] <= given[1] < math.inf:
+                raise InputError(f"a {name} range must be two numbers above 0, the lower one first; got {given}")
+        if not isinstance(self.price, tuple) and not 0 <= self.price < math.inf:
             raise InputError(f"price must be a number of 0 or more; got {self.price}")
         number = isinstance(self.flop_price, int | float) and not isinstance(self.flop_price, bool)
         if not number or not 0 <= self.flop_price < math.inf:
@@ -68,14 +68,22 @@ class EpisodeSettings:
         for name in ("host_lr", "seed_lr_scale"):
             if (rate := getattr(self, name)) is not None and not 0 < rate < math.inf:
                 raise InputError(f"{name} must be a finite number above 0; got {rate}")
-        if self.budget < 0:
+        if not isinstance(self.budget, tuple) and self.budget < 0:
             raise InputError(f"budget must be 0 or more parameters; got {self.budget}")
 
     def draw_price(self, generator: torch.Generator) -> float:
-        if not isinstance(self.price, tuple):
-            return self.price
-        low, high = (math.log(bound) for bound in self.price)
-        return math.exp(low + (high - low) * float(torch.rand((), generator=generator, dtype=torch.float64)))
+        return _log_uniform(self.price, generator) if isinstance(self.price, tuple) else self.price
+
+    def draw_budget(self, generator: torch.Generator, host_params: int) -> int:
+        """In parameters."""
+        if not isinstance(self.budget, tuple):
+            return self.budget
+        return min(UNLIMITED, int(host_params * _log_uniform(self.budget, generator)))
+
+
+def _log_uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
+    low, high = (math.log(bound) for bound in bounds)
+    return math.exp(low + (high - low) * float(torch.rand((), generator=generator, dtype=torch.float64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,10 @@ class Situation:
 
     NaN where that is not known, the slot is occupied, or the kind refines or does not fit; None where nobody measures.
     """
+    input_correlation: float = math.nan
+    """Of neighbouring positions of the host's input (`kasmina/neighbours.py`); NaN where there are none."""
+    passes: float = math.nan
+    """How often the episode goes through the training data; NaN where that is not known."""
 
     @property
     def steps_left(self) -> Tensor:

@@ -61,12 +61,10 @@ def test_what_looks_alike_waits_where_that_costs_less_than_guessing() -> None:
 
 
 def test_what_looks_alike_guesses_where_waiting_costs_more() -> None:
-    # Right for half of them, and 1.5 points in the mean; the flat network cannot tell which kind belongs to which slot.
+    # Right for half of them, and 1.5 points in the mean. Any other kind in these slots costs 4, which the flat network,
+    # whose kinds know nothing of the slot, only learns from the regret of its decisions.
     chosen = set(decisions(taught(regrets(waiting=3.5), told_apart=False)))
-    assert {(slot, blend, op) for slot, _, blend, op in chosen} <= {
-        (0, 0, int(Op.GERMINATE)),
-        (1, 0, int(Op.GERMINATE)),
-    }
+    assert chosen <= {(0, 0, 0, int(Op.GERMINATE)), (1, 1, 0, int(Op.GERMINATE))}
 
 
 def test_the_loss_is_the_mean_regret_and_falls() -> None:

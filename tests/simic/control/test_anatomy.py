@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import find_blueprint, num_blueprints
-from esper.leyline import InputError
+from esper.leyline import InputError, Stage
 from esper.simic.control.anatomy import BLOCKS, Anatomy, num_features, observe_anatomy
 from esper.simic.control.normalization import SharedMeanStd
 from esper.tamiyo import Random
@@ -67,6 +67,26 @@ def test_kinds_are_described_by_what_they_connect_mix_and_cost() -> None:
     torch.testing.assert_close(kinds["params"][:, slot, place["heavy"]], params.expand(3))
     rents = 10 * situation.price * params  # of 100 points, and 1 is ten
     torch.testing.assert_close(kinds["rent"][:, slot, place["heavy"]], rents)
+
+
+def test_slots_tell_how_near_the_next_seeds_are_and_what_they_meet() -> None:
+    situation = lived()
+    occupied = torch.tensor([[0, 1, 0, 0, 1, 0, 0]], dtype=torch.bool).expand(3, -1)
+    stage = torch.where(occupied, int(Stage.FOSSILIZED), int(Stage.DORMANT))
+    table = replace(situation.table, stage=stage, blueprint=occupied.long())
+    _, slots, _ = columns(replace(situation, table=table))
+    torch.testing.assert_close(slots["seed_before"][0], torch.tensor([0, 0, 1, 1 / 2, 1 / 3, 1, 1 / 2]))
+    torch.testing.assert_close(slots["seed_behind"][0], torch.tensor([1, 1 / 3, 1 / 2, 1, 0, 0, 0]))
+    assert slots["rectified"][0].tolist() == [0, 1, 0, 1, 0, 1, 0]  # convolution and ReLU by turns, then the output
+
+
+def test_order_and_passes_are_told_where_they_are_known() -> None:
+    situation = lived()
+    host, _, _ = columns(replace(situation, input_correlation=0.25, passes=100.0))
+    shown = {name: float(host[name][0]) for name in ("ordered_known", "ordered", "passes_known", "passes")}
+    assert shown == {"ordered_known": 1.0, "ordered": 0.25, "passes_known": 1.0, "passes": 2.0}
+    host, _, _ = columns(replace(situation, input_correlation=torch.nan, passes=torch.nan))
+    assert not any(float(host[name].abs().max()) for name in shown)
 
 
 def test_what_does_not_fit_is_all_zero() -> None:

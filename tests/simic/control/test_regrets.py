@@ -7,7 +7,7 @@ from torch import Tensor
 from esper.leyline import HEAD_NAMES, Op
 from esper.simic.control import Masks, draw_actions
 from esper.simic.control.action_masks import pad_conditional
-from esper.simic.control.regrets import TEMPERATURE, Regrets, regret_loss
+from esper.simic.control.regrets import TEMPERATURE, Regrets, expected_regret, regret_loss
 from tests.simic.builders import ESPER_SPEC, random_masks
 
 BATCH = 300
@@ -42,6 +42,33 @@ def test_the_regret_is_that_of_the_deterministic_decision(conditional: bool) -> 
     actions = draw_actions(ESPER_SPEC, logits, masks, deterministic=True)
     _, regret = regret_loss(ESPER_SPEC, logits, masks, regrets)
     torch.testing.assert_close(regret, cost_of(actions, regrets))
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_the_expected_regret_is_the_mean_of_what_drawn_decisions_cost(conditional: bool) -> None:
+    torch.manual_seed(0)
+    masks, regrets = random_masks(ESPER_SPEC, 4), Regrets(*(part[:4] for part in random_regrets()))
+    rows = (ESPER_SPEC.given_width,) if conditional else ()
+    logits = torch.randn(4, len(HEAD_NAMES), *rows, ESPER_SPEC.width, dtype=torch.float64)
+    expected = expected_regret(ESPER_SPEC, logits, masks, regrets)
+    assert expected.isfinite().all()
+    draws = 20_000
+    many = {name: mask.repeat(draws, *[1] * (mask.dim() - 1)) for name, mask in masks.items()}
+    actions = draw_actions(ESPER_SPEC, logits.repeat(draws, *[1] * (logits.dim() - 1)), many)
+    table = torch.stack([_cost_table(regrets, row) for row in range(4)])
+    hosts = torch.arange(4).repeat(draws)
+    costs = table[hosts, actions[:, 0], actions[:, 1], actions[:, 2], actions[:, 3]].view(draws, 4)
+    error = costs.std(0) / draws**0.5
+    assert ((costs.mean(0) - expected).abs() < 5 * error + 1e-9).all()
+
+
+def _cost_table(regrets: Regrets, row: int) -> Tensor:
+    """What every joint action costs a host: `[S, B, L, O]`."""
+    table = torch.empty(SLOTS, KINDS, BLENDS, OPS, dtype=torch.float64)
+    table[..., Op.WAIT], table[..., Op.CULL] = regrets.wait[row], regrets.cull[row]
+    table[..., Op.GERMINATE] = regrets.germinate[row]
+    table[..., Op.FOSSILIZE] = regrets.fossilize[row][:, None, None]
+    return table
 
 
 def true_logits(regrets: Regrets, masks: Masks) -> Tensor:

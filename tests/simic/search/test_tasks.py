@@ -54,6 +54,12 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert begun == [expected.episodes]
 
 
+def test_a_task_has_one_search_however_its_name_is_written(tmp_path: Path) -> None:
+    job = _job(tmp_path)
+    assert job.file("mnist1d:seed=7,num_samples=500") == job.file("mnist1d:num_samples=500,seed=7")
+    assert job.file("mnist1d:num_samples=500,seed=7") != job.file("mnist1d:num_samples=500,seed=8")
+
+
 def test_a_search_with_other_settings_is_refused(tmp_path: Path) -> None:
     list(search_tasks(_job(tmp_path, ("digits",))))
     with pytest.raises(InputError, match=r"does not fit this search: settings was .* search in another folder"):

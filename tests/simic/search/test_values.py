@@ -72,6 +72,30 @@ def test_budgets_seeds_and_time_leave_nothing() -> None:
     assert (values.planting((), space.last_step + 1, PRICE) == -torch.inf).all()
 
 
+@pytest.mark.parametrize("budget", [30, 45, 60, 75, 1000])
+def test_the_best_decision_within_a_host_s_own_budget_is_that_of_plans_within_it(budget: int) -> None:
+    space = replace(small_space(), moments=(0, 1))
+    effects = drawn_effects(space, 1)
+    values = PlanValues(space, effects).planting((), 0, PRICE, budget)
+    expected = torch.full_like(values, -torch.inf)
+    for plan in every_plan(space):
+        in_order = sorted(plan, key=lambda planting: planting.step)
+        within = space.added(plan) <= budget
+        if plan and within and [planting.step for planting in in_order] == list(range(len(plan))):
+            place = in_order[0].slot, in_order[0].blueprint, BLENDS.index(in_order[0].blend)
+            expected[place] = max(float(expected[place]), worth(space, effects, tuple(in_order)))
+    torch.testing.assert_close(values, expected)
+
+
+def test_played_plans_beyond_the_budget_count_nowhere() -> None:
+    space = small_space()
+    plan = (Planting(0, 0, 0, BLENDS[0]), Planting(1, 2, 1, BLENDS[0]))
+    values = PlanValues(space, drawn_effects(space), {(): 0.0, plan: 50.0})
+    cost = space.added(plan)
+    assert float(values.planting((), 0, PRICE, cost)[0, 0, 0]) > 40
+    assert float(values.planting((), 0, PRICE, cost - 1)[0, 0, 0]) < 40
+
+
 def test_waiting_is_worth_the_best_that_comes_later_until_it_is_now_or_never() -> None:
     space = small_space()
     values = PlanValues(space, drawn_effects(space))

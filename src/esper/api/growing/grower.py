@@ -131,7 +131,7 @@ class Grower:
         self._may_plant = may_plant(self._controller, self._limits, self.grafted)
         self.model: nn.Module = self.grafted if model is host else model
         """What to train: the given model with slots."""
-        self._lookout = Lookout(self.grafted, self._seed, wanted=self._may_plant and not is_rule(self._controller))
+        self._lookout = Lookout(self.grafted, example, self._seed, self._may_plant and not is_rule(self._controller))
         self._watch = OptimizerWatch(optimizer, self.grafted)
         self._seed_rate = SeedRate(optimizer, self.grafted, rate)
         self._evaluator = Evaluator(evaluate, self.grafted, model, scale, self._device)
@@ -179,6 +179,7 @@ class Grower:
             pricing.host_flops,
             pricing.flop_price,
             self._lookout.of_free_slots(),
+            self._lookout.input_correlation,
         )
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from esper.kasmina import GraftedModel
+from esper.kasmina import GraftedModel, neighbour_correlation
 from esper.kasmina.merit import VARIANTS, PassWatch, WouldBeSeeds, measure_merit
 from esper.kasmina.slot import Slot
 from esper.leyline import InputError
@@ -23,13 +23,15 @@ class Lookout:
     not watched, so a model that is trained compiled has none.
     """
 
-    def __init__(self, grafted: GraftedModel, seed: int, *, wanted: bool) -> None:
+    def __init__(self, grafted: GraftedModel, example: Any, seed: int, wanted: bool) -> None:
         self._grafted, self._wanted = grafted, wanted
         self._variant = seed % VARIANTS
         self._seeds = WouldBeSeeds(keep=False)
         self._passes: PassWatch | None = None
         self.merit = torch.full((1, *grafted.catalogue.fits.shape), torch.nan)
         """`[1, S, B]`: as last measured, whatever was planted since."""
+        self.input_correlation = neighbour_correlation(example, grafted.sites)
+        """Of neighbouring positions in the example."""
 
     def open(self, epoch: int) -> None:
         """Watch the passes after `epoch` epochs, if the next is one to look at."""

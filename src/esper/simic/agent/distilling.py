@@ -2,6 +2,10 @@
 
 The policy takes on the least mean regret, not the teacher's choice. Where it cannot tell tasks apart yet, and the best
 choices of them differ, it thus does what costs least over all of them, which may be to wait until it can.
+
+It first learns to expect the cost of every choice, taken or not. Then the regret of its own decisions joins the loss,
+so that it is exact where choices are close and not where all are bad. By itself this would never find a choice that is
+rare.
 """
 
 import math
@@ -19,9 +23,13 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import LessonConfig
 from esper.simic.control.action_masks import to_device
-from esper.simic.control.regrets import Regrets, regret_loss
+from esper.simic.control.regrets import Regrets, expected_regret, regret_loss
 
 _LAST_LR_FACTOR = 0.1
+_EXPECTING = 0.6
+"""The share of the passes in which costs alone are learned."""
+_STILL_EXPECTING = 0.3
+"""How much the error of expected costs counts after that, beside the regret of decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +77,9 @@ def distil(agent: PPOAgent, lessons: Sequence[Lesson], config: LessonConfig) -> 
         progress = number / max(1, config.passes - 1)
         optimizer.param_groups[0]["lr"] = config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress)
         taken = []
+        deciding = number >= _EXPECTING * config.passes
         for which, rows in _minibatches(lessons, agent.num_minibatches):
-            loss, regret = _loss(agent, lessons[which], observations[which], rows)
+            loss, regret = _loss(agent, lessons[which], observations[which], rows, deciding=deciding)
             if step_if_finite(optimizer, loss):
                 taken.append(regret)
             else:
@@ -90,7 +99,9 @@ def _minibatches(lessons: Sequence[Lesson], count: int) -> list[tuple[int, Tenso
     return [groups[index] for index in torch.randperm(len(groups)).tolist()]
 
 
-def _loss(agent: PPOAgent, lesson: Lesson, observations: Tensor, rows: Tensor) -> tuple[Tensor, float]:
+def _loss(
+    agent: PPOAgent, lesson: Lesson, observations: Tensor, rows: Tensor, *, deciding: bool
+) -> tuple[Tensor, float]:
     """The loss of some episodes of a lesson, and their mean regret."""
     spec, policy = agent.spec, agent.policy
     output = policy.network(observations[rows])
@@ -98,6 +109,8 @@ def _loss(agent: PPOAgent, lesson: Lesson, observations: Tensor, rows: Tensor) -
     valid, regrets = lesson.valid[rows], Regrets(*(part[rows] for part in lesson.regrets))
     errors = (output.values - policy.scaled(lesson.returns[rows])).square()
     loss, regret = regret_loss(spec, output.logits, masks, regrets)
+    if deciding:
+        loss = _STILL_EXPECTING * loss + expected_regret(spec, output.logits, masks, regrets)
     loss = torch.where(valid, loss + agent.config.value_coef * errors, 0.0)
     count = valid.sum().clamp(min=1)
     return loss.sum() / count, float(torch.where(valid, regret, 0.0).sum() / count)

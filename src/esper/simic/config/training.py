@@ -151,8 +151,8 @@ class Phase(Group):
     """As many tasks as the run has."""
     price: Amount | tuple[float, float] | None = None
     """The price of parameters."""
-    budget: Number | None = None
-    """The most parameters that all seeds of a host together may add."""
+    budget: Number | tuple[float, float] | None = None
+    """The budget of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +179,9 @@ class WorldConfig(Group):
     """What adding as many parameters as the host has costs; of a range, each episode draws log-uniformly."""
     flop_price: Amount = 0.0
     """What adding as many FLOPs as the host needs for a sample costs, beside the price of parameters."""
-    budget: Number | None = None
-    """The most parameters that all seeds of a host together may add; None: no limit."""
+    budget: Number | tuple[float, float] | None = None
+    """The most parameters that all seeds of a host together may add; None: no limit. Of a range, which is in shares of
+    the host's parameters, each episode draws log-uniformly."""
     twins: bool = True
     """Whether the return of a twin, the same host left alone, is the baseline of a host's return."""
     twin_weight: Share = 0.4
@@ -209,8 +210,9 @@ class WorldConfig(Group):
 
     def __post_init__(self) -> None:
         Group.__post_init__(self)
-        if isinstance(self.price, tuple) and not 0 < self.price[0] <= self.price[1]:
-            raise InputError(f"a price range must be two numbers above 0, the lower one first; got {self.price}")
+        for name, given in (("price", self.price), ("budget", self.budget)):
+            if isinstance(given, tuple) and not 0 < given[0] <= given[1]:
+                raise InputError(f"a {name} range must be two numbers above 0, the lower one first; got {given}")
         if not self.tasks:
             raise InputError("world.tasks must name at least one task; see `esper tasks`")
         if len(set(self.tasks)) < len(self.tasks):

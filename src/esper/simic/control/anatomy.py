@@ -48,6 +48,10 @@ _HOST = Block(
         Column("params_added", "parameters of all seeds / host parameters", limit=4.0, divisor=1.0),
         Column("rent", "rent of all seeds if they were kept, points; 1 is ten", limit=50.0, divisor=10.0),
         Column("seeds", "seeds that are there", limit=8.0, divisor=1.0),
+        Column("ordered_known", "1 if the input has positions whose neighbours could be compared"),
+        Column("ordered", "correlation of neighbours in the input", signed=True),
+        Column("passes_known", "1 if the number of passes over the training data is known"),
+        Column("passes", "passes over the training data in the episode, in powers of ten", limit=3.0, divisor=1.0),
         Column("merit_known", "1 if the merit of anything was measured"),
         Column("merit", "largest merit of anything, in powers of ten; 1 is a hundred", 4.0, 2.0, signed=True),
     ),
@@ -61,6 +65,9 @@ _SLOT = Block(
         Column("width", "channels or features / those of the widest slot"),
         Column("extent", "positions / those of the slot with the most"),
         Column("mapped", "1 if it has positions"),
+        Column("rectified", "1 if its output has no negative values, as behind a ReLU"),
+        Column("seed_before", "1 / how many slots further up the next seed is; 0 without one"),
+        Column("seed_behind", "1 / how many slots further down the next seed is; 0 without one"),
         Column("occupied", "1 if it holds a seed"),
         *(Column(stage.name.lower(), "1 in this stage") for stage in _STAGES),
         Column("alpha", "blending weight in the epoch to come"),
@@ -227,6 +234,8 @@ def _host(situation: Situation) -> dict[str, Tensor]:
     signals, table = situation.signals, situation.table
     added, flops = table.added_params.float(), situation.planted_flops.sum(1).float()
     history, best = signals.score_history, _merit(situation).amax((1, 2))
+    ordered = torch.full_like(situation.price, situation.input_correlation)
+    passes = torch.full_like(situation.price, situation.passes)
     return {
         "progress": signals.epoch / situation.episode_length,
         "lives_left": situation.steps_left / SEED_LIFE,
@@ -241,6 +250,10 @@ def _host(situation: Situation) -> dict[str, Tensor]:
         "params_added": added / situation.host_params,
         "rent": POINTS * situation.rent(added, flops),
         "seeds": table.occupied.sum(1),
+        "ordered_known": ordered.isfinite(),
+        "ordered": ordered,
+        "passes_known": passes.isfinite(),
+        "passes": passes.log10(),
         "merit_known": best > 0,
         "merit": best.log10(),
     }
@@ -266,6 +279,7 @@ def _slots(situation: Situation, nature: Mapping[str, Tensor]) -> dict[str, Tens
         "width": widths / widths.max(),
         "extent": extents / extents.max(),
         "mapped": extents > 1,
+        "rectified": torch.tensor([site.rectified for site in situation.sites]),
     }
     chosen, places = (table.blueprint - 1).clamp(min=0), torch.arange(slots)
     seeds = {f"seed_{name}": column[places, chosen] for name, column in nature.items()}
@@ -292,8 +306,17 @@ def _slots(situation: Situation, nature: Mapping[str, Tensor]) -> dict[str, Tens
     }
     return {name: column.float().expand(table.shape) for name, column in static.items()} | {
         "occupied": table.occupied,
+        "seed_before": _nearness(table.occupied),
+        "seed_behind": _nearness(table.occupied.flip(1)).flip(1),
         **told,
     }
+
+
+def _nearness(occupied: Tensor) -> Tensor:
+    """`[N, S]`: 1 / how many slots further up the next one of `occupied [N, S]` is; 0 without one."""
+    places = torch.arange(occupied.shape[1])
+    apart = places[:, None] - places
+    return torch.where(occupied.unsqueeze(1) & (apart > 0), 1 / apart, 0.0).amax(2)
 
 
 def _kinds(situation: Situation, nature: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,6 +14,8 @@ from esper.simic.control.action_masks import ActionSpec, Masks
 
 TEMPERATURE = 0.5
 """Points of expected cost by which an action is e times less likely."""
+_NEVER = -1e9
+"""A logit of what is never drawn; finite, so that a head without any legal choice has no NaN."""
 
 
 class Regrets(NamedTuple):
@@ -55,6 +57,22 @@ def regret_loss(spec: ActionSpec, logits: Tensor, masks: Masks, regrets: Regrets
     batch = regrets.wait.dim()
     losses = [_mean_error(rows[name], costs[name], learnt[name], batch) for name in spec.names]
     return torch.stack(losses).sum(0), op.gather(-1, best["op"]).squeeze(-1)
+
+
+def expected_regret(spec: ActionSpec, logits: Tensor, masks: Masks, regrets: Regrets) -> Tensor:
+    """The mean regret `[...]` of decisions that are drawn by conditional or plain logits."""
+    chances = {}
+    for name in spec.names:
+        rows = _rows(spec, logits, masks, name)
+        legal = masks[name].unsqueeze(-2) if name == "blend" else masks[name]
+        # Where nothing is legal nothing is drawn.
+        chances[name] = torch.where(legal, rows.masked_fill(~legal, _NEVER).softmax(-1), 0.0)
+    slot, blueprint, blend, op = (chances[name] for name in ("slot", "blueprint", "blend", "op"))
+    planting = torch.einsum("...sbl,...sb,...sl->...s", regrets.germinate, blueprint, blend)
+    germinate = (slot[..., Op.GERMINATE, :] * planting).sum(-1)
+    fossilize = (slot[..., Op.FOSSILIZE, :] * regrets.fossilize).sum(-1)
+    of_op = {Op.WAIT: regrets.wait, Op.GERMINATE: germinate, Op.FOSSILIZE: fossilize, Op.CULL: regrets.cull}
+    return (op * torch.stack([of_op[one] for one in Op], -1)).sum(-1)
 
 
 def _rows(spec: ActionSpec, logits: Tensor, masks: Masks, name: str) -> Tensor:

@@ -38,7 +38,8 @@ class SearchJob:
     executor: str = "auto"
 
     def file(self, task: str) -> Path:
-        """The state of the search on `task`; its name shows the task, and no two tasks share one."""
+        """The state of the search on `task`, however its name is written; no two tasks share one."""
+        task = find_task(task).name
         shown = re.sub(r"[^\w-]+", "-", task)[:60]
         return self.folder / f"{shown}-{hashlib.sha256(task.encode()).hexdigest()[:8]}.search"
 
@@ -150,7 +151,7 @@ def _header(job: SearchJob, task: str) -> dict[str, Any]:
     """What has to be the same for a search to go on."""
     settings = {**asdict(job.settings), "prices": list(job.settings.prices)}
     episode = {name: value for name, value in asdict(job.episode).items() if isinstance(value, int | float | None)}
-    return {"version": _VERSION, "task": task, "settings": settings, "episode": episode}
+    return {"version": _VERSION, "task": find_task(task).name, "settings": settings, "episode": episode}
 
 
 _PARENT: "list[SimpleQueue[tuple[str, int, int]]]" = []

@@ -57,10 +57,11 @@ class PlanTeacher:
         occupied = table.occupied[host].nonzero().flatten().tolist()
         planted: Places = tuple((slot, int(table.blueprint[host, slot]) - 1) for slot in occupied)
         step, price = int(situation.signals.epoch[host]), _rounded(float(situation.price[host]))
+        budget = int(situation.budget[host])
         # Values of what is legal now, and of going on without it.
         legal = masks.slot[host, Op.GERMINATE][:, None] & masks.blueprint[host]
-        values = self._values.planting(planted, step, price).where(legal.unsqueeze(2), -torch.inf)
-        later = self._values.waiting(planted, step, price)
+        values = self._values.planting(planted, step, price, budget).where(legal.unsqueeze(2), -torch.inf)
+        later = self._values.waiting(planted, step, price, budget)
         best = max(later, float(values.max()))
         plantings = torch.full((*legal.shape, NUM_BLENDS), _WORST)
         for index, blend in enumerate(BLENDS):

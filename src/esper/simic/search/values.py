@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from esper.kasmina import UNLIMITED
 from esper.leyline import POINTS, charge
 from esper.simic.search.plans import BLENDS, Plan, PlanSpace
 from esper.tamiyo import Planting
@@ -42,35 +43,39 @@ class PlanValues:
         self._effects: dict[str, Tensor] = dict(
             zip(space.sizes(), effects.split(list(space.sizes().values())), strict=True)
         )
-        self._known: dict[tuple[Places, int, float], Tensor] = {}
+        self._known: dict[tuple[Places, int, float, int], Tensor] = {}
 
-    def planting(self, planted: Places, step: int, price: float) -> Tensor:
+    def planting(self, planted: Places, step: int, price: float, budget: int = UNLIMITED) -> Tensor:
         """`[S, B, L]`: what each planting in this step adds, with the best that may follow; -inf if impossible.
 
-        What follows is planted one a step, at most two more, each the best beside those before it.
+        What follows is planted one a step, at most two more, each the best beside those before it. `budget` is what all
+        seeds together may add.
         """
-        key = planted, step, price
+        left = min(budget, self.space.budget) - sum(int(self.space.params[place]) for place in planted)
+        key = planted, step, price, min(left, self._most)
         if key not in self._known:
-            expected = self._think(planted, step, price)
+            expected = self._think(*key)
             shrunk = torch.where(expected > 0, _UNPLAYED * expected, expected) if self._played else expected
-            self._known[key] = self._with_played(shrunk, planted, step, price)
+            self._known[key] = self._with_played(shrunk, *key)
         return self._known[key]
 
-    def waiting(self, planted: Places, step: int, price: float) -> float:
+    def waiting(self, planted: Places, step: int, price: float, budget: int = UNLIMITED) -> float:
         """What the best planting adds in a later step, as long as evidence is waited for; 0 if none pays.
 
         After that it is now or never. Otherwise whoever does not know which planting is best would wait for ever, since
         one epoch costs little, and the model, which knows, would always find it worth it.
         """
         later = range(step + 1, DECIDE_BY + 1)
-        return max([0.0, *(float(self.planting(planted, other, price).max()) for other in later)])
+        return max([0.0, *(float(self.planting(planted, other, price, budget).max()) for other in later)])
 
-    def _with_played(self, values: Tensor, planted: Places, step: int, price: float) -> Tensor:
+    def _with_played(self, values: Tensor, planted: Places, step: int, price: float, budget_left: int) -> Tensor:
         """`values` with those of plantings that lead to plans that were played again."""
         now = self._worth(planted, price) if self._played else 0.0
         for plan, gain in self._played.items():
             left = [planting for planting in plan if (planting.slot, planting.blueprint) not in planted]
             if len(plan) - len(left) < len(planted) or step > self.space.last_step:
+                continue
+            if self.space.added(tuple(left)) > budget_left:
                 continue
             for first in left:
                 order = [first, *(planting for planting in left if planting is not first)]
@@ -88,21 +93,30 @@ class PlanValues:
         plan = tuple(Planting(self.space.moments[0], slot, kind, BLENDS[0]) for slot, kind in planted)
         return float(self.space.features([plan]) @ self._all_effects) - self.space.rent(plan, price)
 
-    def _think(self, planted: Places, step: int, price: float) -> Tensor:
+    def _think(self, planted: Places, step: int, price: float, budget_left: int) -> Tensor:
         slots, kinds, _, blends = self.space.shape
         room = self.space.max_seeds - len(planted)
         if room < 1 or step > self.space.last_step:
             return torch.full((slots, kinds, blends), -torch.inf, dtype=torch.float64)
+        params = self.space.params.flatten()
         first = self._alone(planted, len(planted), step, price)
         follows = torch.zeros(slots * kinds, dtype=torch.float64)
         if room > 1:
             second = self._alone(planted, len(planted) + 1, step + 1, price).amax(2).flatten() + self._pairs
-            follows, chosen = second.max(1)
+            added = params[:, None] + params
+            follows, chosen = second.masked_fill(added > budget_left, -torch.inf).max(1)
             if room > 2:
                 third = self._alone(planted, len(planted) + 2, step + 2, price).amax(2).flatten()
-                third = (third + self._pairs + self._pairs[chosen]).amax(1)
-                follows = follows + third.clamp(min=0)
-        return first + follows.clamp(min=0).view(slots, kinds, 1)
+                third = third + self._pairs + self._pairs[chosen]
+                added = added + params[chosen][:, None]
+                follows = follows + third.masked_fill(added > budget_left, -torch.inf).amax(1).clamp(min=0)
+        total = first + follows.clamp(min=0).view(slots, kinds, 1)
+        return total.masked_fill((self.space.params > budget_left).unsqueeze(2), -torch.inf)
+
+    @cached_property
+    def _most(self) -> int:
+        """Parameters that no plan exceeds: a larger budget is as good as none."""
+        return self.space.max_seeds * int(self.space.params.max())
 
     def _alone(self, planted: Places, count: int, step: int, price: float) -> Tensor:
         """`[S, B, L]`: what one planting adds beside `planted`, as the seed with this number, counted from 0."""
@@ -111,9 +125,7 @@ class PlanValues:
         values = (self._place + self._effects["count"][count] + self._moment(step) - rent).flatten()
         for slot, kind in planted:
             values = values + self._pairs[slot * kinds + kind]
-        added = sum(int(space.params[place]) for place in planted)
-        possible = space.fits & (space.params <= space.budget - added)
-        by_place = values.view(space.fits.shape).masked_fill(~possible, -torch.inf)
+        by_place = values.view(space.fits.shape).masked_fill(~space.fits, -torch.inf)
         return by_place.unsqueeze(2) + self._blend
 
     @cached_property

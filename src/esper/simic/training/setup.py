@@ -104,8 +104,11 @@ def search_job(config: TrainingConfig, folder: Path) -> SearchJob:
         final_seeds=lessons.search_final_seeds,
         seed=config.seed if lessons.search_seed is None else lessons.search_seed,
     )
-    # Merit and price are for controllers that look at them; plans do not, and rent is known without playing.
+    # Merit and price are for controllers that look at them; plans do not, and rent is known without playing. What a
+    # smaller budget forbids is left out when decisions are judged.
     episode = replace(episode_settings(world), merit=False, price=DEFAULT_PRICE)
+    if isinstance(world.budget, tuple):
+        episode = replace(episode, budget=UNLIMITED)
     return SearchJob(world.tasks, folder, settings, episode, world.executor)
 
 

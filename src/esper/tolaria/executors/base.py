@@ -172,6 +172,8 @@ class Streams:
     """What its parameters cost, where that is drawn."""
     merit: torch.Generator
     """Which of the would-be seeds it has; nothing is drawn from it, so that they stay the same all along."""
+    budget: torch.Generator
+    """What its seeds may add, where that is drawn."""
 
     @classmethod
     def from_seed(cls, seed: int) -> Self:
