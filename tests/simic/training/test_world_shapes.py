@@ -1,5 +1,6 @@
 """Hosts of several shapes in one run: padded for the policy, and otherwise what they are alone."""
 
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def test_hosts_of_fewer_slots_are_padded_and_nothing_is_legal_there() -> None:
     assert torch.equal(masks["blueprint"][:3, :slots], small.masks.blueprint)
     assert not masks["slot"][:3, :, slots:].any()
     assert not masks["blueprint"][:3, slots:].any()
+
+
+def test_hosts_of_more_tasks_than_workers_run_in_this_process() -> None:
+    before = active_children()
+    world = GrowthWorld(mixed_config(tasks=(SMALL, TINY, "digits"), workers=2, twins=False))
+    try:
+        assert active_children() == before
+        observations, _ = world.reset(0)
+        assert len(observations) == 9
+    finally:
+        world.close()
 
 
 def test_a_policy_plays_all_shapes_and_learns_from_what_it_was_shown() -> None:

@@ -26,10 +26,12 @@ from esper.simic.control.action_masks import to_device
 from esper.simic.control.regrets import Regrets, expected_regret, regret_loss
 
 _LAST_LR_FACTOR = 0.1
-_EXPECTING = 0.6
-"""The share of the passes in which costs alone are learned."""
-_STILL_EXPECTING = 0.3
+_EXPECTING = 0.25
+"""The share of the first lesson's passes in which costs alone are learned."""
+_STILL_EXPECTING = 0.1
 """How much the error of expected costs counts after that, beside the regret of decisions."""
+_WHOLE_EVERY = 3
+"""Every so manieth pass sees whole episodes; the others see their first half, in which nearly all is decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,17 @@ class Lesson:
             int((~finite).sum()),
         )
 
+    def part(self, rows: Tensor, steps: int) -> "Lesson":
+        """The first steps of some of its episodes."""
+        return Lesson(
+            self.raw_obs[rows, :steps],
+            {name: mask[rows, :steps] for name, mask in self.masks.items()},
+            self.returns[rows, :steps],
+            self.valid[rows, :steps],
+            Regrets(*(part[rows, :steps] for part in self.regrets)),
+            self.left_out,
+        )
+
 
 def distil(agent: PPOAgent, lessons: Sequence[Lesson], config: LessonConfig) -> Cloning:
     """Fit the policy to the regrets of all lessons so far, and its values to their returns.
@@ -77,9 +90,11 @@ def distil(agent: PPOAgent, lessons: Sequence[Lesson], config: LessonConfig) -> 
         progress = number / max(1, config.passes - 1)
         optimizer.param_groups[0]["lr"] = config.lr * (1 - (1 - _LAST_LR_FACTOR) * progress)
         taken = []
-        deciding = number >= _EXPECTING * config.passes
+        deciding = len(lessons) > 1 or number >= _EXPECTING * config.passes
+        steps = agent.buffer.max_steps if number % _WHOLE_EVERY == 0 else -(-agent.buffer.max_steps // 2)
         for which, rows in _minibatches(lessons, agent.num_minibatches):
-            loss, regret = _loss(agent, lessons[which], observations[which], rows, deciding=deciding)
+            lesson = lessons[which].part(rows, steps)
+            loss, regret = _loss(agent, lesson, observations[which][rows, :steps], deciding=deciding)
             if step_if_finite(optimizer, loss):
                 taken.append(regret)
             else:
@@ -99,18 +114,14 @@ def _minibatches(lessons: Sequence[Lesson], count: int) -> list[tuple[int, Tenso
     return [groups[index] for index in torch.randperm(len(groups)).tolist()]
 
 
-def _loss(
-    agent: PPOAgent, lesson: Lesson, observations: Tensor, rows: Tensor, *, deciding: bool
-) -> tuple[Tensor, float]:
-    """The loss of some episodes of a lesson, and their mean regret."""
-    spec, policy = agent.spec, agent.policy
-    output = policy.network(observations[rows])
-    masks = {name: mask[rows] for name, mask in lesson.masks.items()}
-    valid, regrets = lesson.valid[rows], Regrets(*(part[rows] for part in lesson.regrets))
-    errors = (output.values - policy.scaled(lesson.returns[rows])).square()
-    loss, regret = regret_loss(spec, output.logits, masks, regrets)
+def _loss(agent: PPOAgent, lesson: Lesson, observations: Tensor, *, deciding: bool) -> tuple[Tensor, float]:
+    """The loss of a lesson whose normalised observations are given, and its mean regret."""
+    spec, policy, valid = agent.spec, agent.policy, lesson.valid
+    output = policy.network(observations)
+    errors = (output.values - policy.scaled(lesson.returns)).square()
+    loss, regret = regret_loss(spec, output.logits, lesson.masks, lesson.regrets)
     if deciding:
-        loss = _STILL_EXPECTING * loss + expected_regret(spec, output.logits, masks, regrets)
+        loss = _STILL_EXPECTING * loss + expected_regret(spec, output.logits, lesson.masks, lesson.regrets)
     loss = torch.where(valid, loss + agent.config.value_coef * errors, 0.0)
     count = valid.sum().clamp(min=1)
     return loss.sum() / count, float(torch.where(valid, regret, 0.0).sum() / count)

@@ -32,15 +32,20 @@ _TRAINING_TASKS = "training"
 """Stands for the collection of that name, which cannot be asked for without importing all tasks."""
 _ANY_HOST: Mapping[str, Any] = {
     "rounds": 0,
-    "validation_episodes": 8,
+    "validation_episodes": 2,
     "world.tasks": _TRAINING_TASKS,
-    "world.envs": 16,
+    "world.envs": 8,
+    "world.workers": 2,
+    "world.executor": "native",
+    "world.budget": (0.2, 20.0),
     "world.twins": False,
     "learner.architecture": "pointing",
+    "learner.num_minibatches": 32,
     "lessons.teacher": "search",
+    "lessons.search_episodes": 128,
     "lessons.search_final_seeds": 16,
-    "lessons.rounds": 4,
-    "lessons.passes": 50,
+    "lessons.rounds": 5,
+    "lessons.passes": 30,
 }
 """A policy for any host, distilled from searches on all training tasks."""
 _PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(

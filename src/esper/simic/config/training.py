@@ -200,7 +200,8 @@ class WorldConfig(Group):
     executor: Literal["auto", "loop", "stacked", "native"] = "auto"
     """How hosts run: loop, stacked, native, or auto, which times them briefly and takes the fastest."""
     workers: Count = 1
-    """Processes that hosts are spread over, at least one for each task; 1: everything runs in this process."""
+    """Processes that hosts are spread over, and searches for plans on several tasks; with 1, or fewer than there are
+    tasks, hosts run in this process."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format in which hosts train; the last two need the executor loop."""
     compile_hosts: bool = False

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -151,13 +152,28 @@ def require_ready(config: TrainingConfig) -> int:
     require_known(config)
     find_device(config.learner.device)
     slots: dict[str, int] = {}
+    kinds: dict[str, set[str]] = {}
     with torch.random.fork_rng(devices=[]):
         for phase in range(len(config.world.curriculum) + 1):
             world = config.world.in_phase(phase)
             for task in set(world.tasks) - set(slots):
                 population = Population(find_task(task), 1, episode_settings(world), executor=world.executor)
                 slots[task] = population.table.shape[1]
+                named = catalogue_names(site.shape.family for site in population.situation.sites)
+                kinds[task] = {name for names in named.values() for name in names}
+    require_shared_kinds(kinds, config.learner.architecture)
     return slots_together(slots, config.learner.architecture)
+
+
+def require_shared_kinds(kinds: Mapping[str, set[str]], architecture: Architecture) -> None:
+    """Refuse tasks whose hosts have no kind of seed in common, if the policy knows kinds by their number."""
+    for one, other in combinations(kinds, 2):
+        if architecture == "flat" and not kinds[one] & kinds[other]:
+            raise InputError(
+                f"hosts of {one} and {other} share no kind of seed: {', '.join(sorted(kinds[one]))} there and "
+                f"{', '.join(sorted(kinds[other]))} here; train one controller for each, or take "
+                "learner.architecture=pointing, which knows kinds by what they do"
+            )
 
 
 def slots_together(slots: Mapping[str, int], architecture: Architecture) -> int:

@@ -29,7 +29,7 @@ from esper.simic.search import PlanTeacher
 from esper.simic.training.setup import EnvRecipe, episode_settings, make_pool, slots_together
 from esper.tamiyo import Controller, make_controller
 from esper.tasks import find_task
-from esper.tolaria import Environment, Shard, Situation, Step, episode_seed
+from esper.tolaria import Environment, Shard, Situation, Step, WorkerPool, episode_seed
 from esper.tolaria.records import join
 
 
@@ -109,7 +109,8 @@ class GrowthWorld:
         """Per round of distinct seeds: what its twins came to. Not saved: a resumed run measures the same again."""
         self._alone = _Alone.of_none(self.num_envs)
         # Tasks in workers of their own run at the same time: the threads only wait for them.
-        self._threads = ThreadPoolExecutor(len(self._envs)) if world.workers > 1 else None
+        pooled = any(isinstance(env, WorkerPool) for env in self._envs)
+        self._threads = ThreadPoolExecutor(len(self._envs)) if pooled else None
 
     def reset(
         self, index: int, after_step: Callable[[], None] = lambda: None, *, lesson: bool = False
@@ -300,12 +301,12 @@ def _padded_masks(masks: Masks, num_slots: int) -> Masks:
 def _make_envs(config: TrainingConfig, hubs: Sequence[Hub]) -> list[Environment]:
     """One environment per task; workers are shared out among them, at least one to each."""
     world = config.world
-    workers = min(world.envs, max(1, world.workers // len(world.tasks)))
+    pooled = 1 < world.workers >= len(world.tasks)
+    workers = min(world.envs, world.workers // len(world.tasks))
     envs: list[Environment] = []
     for task, hub in zip(world.tasks, hubs, strict=True):
         settings, architecture = episode_settings(world), config.learner.architecture
         recipe = EnvRecipe(task, settings, config.seed, world.executor, config.reward, architecture)
-        pooled = world.workers > 1
         envs.append(make_pool(recipe, world.envs, workers, hub=hub) if pooled else recipe(Shard(0, world.envs), hub))
     return envs
 
