@@ -82,7 +82,9 @@ def main() -> None:
     report = {name: _compare(rows, objectives[options.against]) for name, rows in objectives.items()}
     print(f"mean over tasks, and difference to {options.against} with its 95 % interval")
     for name, row in report.items():
-        print(f"  {name:30} {row['mean']:.2f}   {row['difference']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})")
+        interval = f"{row['difference']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})"
+        above = f"above on {row['tasks_above']} tasks and in {row['probability_of_improvement']:.0%} of episodes"
+        print(f"  {name:30} {row['mean']:.2f}   {interval}, {above}")
     if options.json is not None:
         content = {"price": options.price, "seed": options.seed, "summary": report, "objectives": objectives}
         options.json.write_text(json.dumps(content, indent=1) + "\n")
@@ -119,7 +121,8 @@ def _play(task: str, controller: Controller, options: Options) -> list[float]:
 
 
 def _compare(rows: dict[str, list[float]], others: dict[str, list[float]]) -> dict[str, float]:
-    """Mean over tasks, mean difference, and its interval by a bootstrap over tasks and then seeds."""
+    """Mean over tasks, mean difference with its interval by a bootstrap over tasks and then seeds, and how often it is
+    above."""
     differences = np.array([np.subtract(rows[task], others[task]) for task in rows])
     dice = np.random.default_rng(0)
     tasks, seeds = differences.shape
@@ -128,7 +131,15 @@ def _compare(rows: dict[str, list[float]], others: dict[str, list[float]]) -> di
     ]
     low, high = np.quantile(drawn.mean((1, 2)), (0.025, 0.975))
     mean = float(np.mean([np.mean(values) for values in rows.values()]))
-    return {"mean": mean, "difference": float(differences.mean()), "low": float(low), "high": float(high)}
+    above = float(((differences > 0) + 0.5 * (differences == 0)).mean())
+    return {
+        "mean": mean,
+        "difference": float(differences.mean()),
+        "low": float(low),
+        "high": float(high),
+        "probability_of_improvement": above,
+        "tasks_above": int((differences.mean(1) > 0).sum()),
+    }
 
 
 if __name__ == "__main__":

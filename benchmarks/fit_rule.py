@@ -38,6 +38,8 @@ class Options:
     """Tasks or collections of tasks."""
     prices: tuple[float, ...] = (0.01, 0.03, 0.1)
     """Prices that count alike."""
+    search_episodes: int = 256
+    """As in the search."""
     final_seeds: int = 32
     """As in the search."""
     lines: int = 3
@@ -80,7 +82,7 @@ class Case:
 def read(options: Options) -> list[Case]:
     """The searches in the folder; one that has not ended is finished first."""
     names = [name for given in options.tasks for name in (tasks_of(given) if given == "training" else (given,))]
-    settings = SearchSettings(final_seeds=options.final_seeds, seed=options.seed)
+    settings = SearchSettings(episodes=options.search_episodes, final_seeds=options.final_seeds, seed=options.seed)
     episode = EpisodeSettings(merit=False)
     cases = []
     for found in search_tasks(SearchJob(tuple(names), options.folder, settings, episode)):

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from esper.api.training import _describe
 from esper.cli import main
 from esper.cli.main import _parse
 from esper.cli.train import Train
-from esper.simic.config import LearnerConfig
+from esper.simic.config import LearnerConfig, changed, preset
 from esper.simic.training import RunFolder
 from tests.worlds import TINY
 
@@ -32,6 +33,17 @@ def train(capsys: pytest.CaptureFixture[str]) -> Command:
         return int(stop.value.code or 0), capsys.readouterr().err
 
     return run
+
+
+def test_a_run_says_in_one_line_what_it_is_about_to_do() -> None:
+    config = preset("any-host")
+    tasks = config.world.tasks
+    line = f"{tasks[0]}, {tasks[1]}, {len(tasks) - 2} other tasks; 5 lessons of {8 * len(tasks)} episodes; seed 0"
+    assert _describe(config, None, 0) == f"training: {line}"
+    few = changed(config, {"world.tasks": tasks[:2], "rounds": 3})
+    assert _describe(few, None, 1) == (
+        f"training: {tasks[0]}, {tasks[1]}; 3 rounds of 16 episodes; seed 0; going on after round 1"
+    )
 
 
 def test_a_resumed_run_takes_more_rounds_and_says_where_it_goes_on(train: Command, tmp_path: Path) -> None:

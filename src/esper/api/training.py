@@ -93,10 +93,17 @@ def _opened(
             yield folder, config
 
 
+_SHOWN_TASKS = 4
+"""More tasks than that are counted."""
+
+
 def _describe(config: TrainingConfig, folder: RunFolder | None, played: int) -> str:
     """What is about to be done, in one line."""
     where = "" if folder is None else f" in {folder.path}"
-    what = f"{', '.join(config.world.tasks)}; {config.rounds} rounds of {config.world.episodes} episodes"
+    tasks, lessons = config.world.tasks, config.lessons
+    shown = ", ".join(tasks if len(tasks) <= _SHOWN_TASKS else (*tasks[:2], f"{len(tasks) - 2} other tasks"))
+    parts = f"{lessons.rounds} lessons" if config.rounds == 0 and lessons.teacher else f"{config.rounds} rounds"
+    what = f"{shown}; {parts} of {config.world.episodes} episodes"
     if played == config.rounds > 0:
         return f"all rounds are played{where} ({what}); a larger number of rounds would go on"
     after = f"; going on after round {played}" if played else ""

@@ -30,8 +30,10 @@ _EXPECTING = 0.25
 """The share of the first lesson's passes in which costs alone are learned."""
 _STILL_EXPECTING = 0.1
 """How much the error of expected costs counts after that, beside the regret of decisions."""
+_EPISODES = 16
+"""Episodes in a minibatch."""
 _WHOLE_EVERY = 3
-"""Every so manieth pass sees whole episodes; the others see their first half, in which nearly all is decided."""
+"""One pass in so many sees whole episodes; the others see their first half, in which nearly all is decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def distil(agent: PPOAgent, lessons: Sequence[Lesson], config: LessonConfig) -> 
         taken = []
         deciding = len(lessons) > 1 or number >= _EXPECTING * config.passes
         steps = agent.buffer.max_steps if number % _WHOLE_EVERY == 0 else -(-agent.buffer.max_steps // 2)
-        for which, rows in _minibatches(lessons, agent.num_minibatches):
+        for which, rows in _minibatches(lessons):
             lesson = lessons[which].part(rows, steps)
             loss, regret = _loss(agent, lesson, observations[which][rows, :steps], deciding=deciding)
             if step_if_finite(optimizer, loss):
@@ -103,12 +105,12 @@ def distil(agent: PPOAgent, lessons: Sequence[Lesson], config: LessonConfig) -> 
     return Cloning(losses, lessons[-1].left_out, skipped)
 
 
-def _minibatches(lessons: Sequence[Lesson], count: int) -> list[tuple[int, Tensor]]:
+def _minibatches(lessons: Sequence[Lesson]) -> list[tuple[int, Tensor]]:
     """Shuffled groups of episodes, each of one lesson."""
     groups = [
         (number, rows)
         for number, lesson in enumerate(lessons)
-        for rows in torch.randperm(len(lesson.raw_obs)).chunk(count)
+        for rows in torch.randperm(len(lesson.raw_obs)).split(_EPISODES)
         if len(rows)
     ]
     return [groups[index] for index in torch.randperm(len(groups)).tolist()]

@@ -40,7 +40,6 @@ _ANY_HOST: Mapping[str, Any] = {
     "world.budget": (0.2, 20.0),
     "world.twins": False,
     "learner.architecture": "pointing",
-    "learner.num_minibatches": 32,
     "lessons.teacher": "search",
     "lessons.search_episodes": 128,
     "lessons.search_final_seeds": 16,
