@@ -1,9 +1,10 @@
 """What growing brings on models as people bring them, beside widening them by hand: plain loops, six models.
 
 For each model and seed four networks are trained alike: the plain one; the same grown by `Grower` with its defaults;
-the plain one with all layers widened to at least the grown size; and what was grown, from scratch. Learning rates were
-chosen for the plain models on validation scores (`--tune`); the table tells test scores. Times are those of this
-process, with one validation per epoch for all; growing includes making the grower, `finish` and `export`.
+the plain one with all layers widened to at least the grown size; and what was grown, from scratch. With `--rival`
+another controller grows it too. Learning rates were chosen for the plain models on validation scores (`--tune`); the
+table tells test scores. Times are those of this process, with one validation per epoch for all; growing includes making
+the grower, `finish` and `export`.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from benchmarks.practice_models import PROBLEMS, Problem
 from esper.kasmina import find_blueprint, graft
 
 ROWS = ("plain", "grown", "widened", "scratch")
+RIVAL = "rival"
+"""The row of what another controller grows."""
 RATES = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 _STEP = 1 / 64
 """Scales of widened models are tried in steps of this size."""
@@ -63,6 +66,11 @@ class Growth:
             if kind
         }
         return cls(tuple(site.path for site in sites), kept)
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What is where, in words."""
+        return tuple(f"{kind} in {slot}" for slot, kind in self.kept.items())
 
 
 def size(model: nn.Module) -> int:
@@ -148,16 +156,22 @@ def measured(
     return Run(row, seed, test, val, size(trained), seconds), grower
 
 
-def run_seed(problem: Problem, seed: int, settings: dict[str, Any] | None = None) -> list[Run]:
-    """All four rows on one seed, one after the other; `settings` are those of the grower that are not its defaults."""
+def run_seed(
+    problem: Problem, seed: int, settings: dict[str, Any] | None = None, rival: str | None = None
+) -> list[Run]:
+    """All rows on one seed, one after the other; `settings` are those of the grower that are not its defaults."""
     plain, _ = measured("plain", problem, fresh(problem, seed), seed)
     grown, grower = measured("grown", problem, fresh(problem, seed), seed, settings or {})
     assert grower is not None
     growth = Growth.of(grower)
     wide, _ = measured("widened", problem, widened(problem, seed, grown.params), seed)
     scratch, _ = measured("scratch", problem, from_scratch(problem, seed, growth), seed)
-    kept = tuple(f"{kind} in {slot}" for slot, kind in growth.kept.items())
-    return [plain, replace(grown, kept=kept), wide, scratch]
+    rows = [plain, replace(grown, kept=growth.told), wide, scratch]
+    if rival is not None:
+        other, grower = measured(RIVAL, problem, fresh(problem, seed), seed, {"controller": rival})
+        assert grower is not None
+        rows.append(replace(other, kept=Growth.of(grower).told))
+    return rows
 
 
 def difference(problem: Problem, runs: Sequence[Run], one: str, other: str) -> tuple[float, float, float]:
@@ -182,21 +196,23 @@ def cpu_ratio(runs: Sequence[Run], row: str) -> float:
 
 def table(results: dict[Problem, list[Run]]) -> str:
     """The results in Markdown."""
-    lines = [
-        "| test score, parameters, CPU | plain | grown | widened by hand | grown architecture from scratch "
-        "| grown better than widened by (95 %) |",
-        "|---|---|---|---|---|---|",
-    ]
+    heads = ["plain", "grown", "widened by hand", "grown architecture from scratch"]
+    rivals = [RIVAL] if any(run.row == RIVAL for runs in results.values() for run in runs) else []
+    compared = ["widened", *rivals]
+    columns = [*heads, *rivals, *(f"grown better than {row} by (95 %)" for row in compared)]
+    lines = [f"| test score, parameters, CPU | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for problem, runs in results.items():
         cells = []
-        for row in ROWS:
+        for row in (*ROWS, *rivals):
             own = [run for run in runs if run.row == row]
             score = shown(problem, statistics.mean(run.test for run in own))
             params = statistics.mean(run.params for run in own)
             cells.append(f"{score}, {params:,.0f}, {cpu_ratio(runs, row):.2f}x")
-        mean, low, high = (shown(problem, value) for value in difference(problem, runs, "grown", "widened"))
+        for other in compared:
+            mean, low, high = (shown(problem, value) for value in difference(problem, runs, "grown", other))
+            cells.append(f"{mean} ({low} to {high})")
         name = f"{problem.name} ({'accuracy, %' if problem.is_accuracy else 'loss'})"
-        lines.append(f"| {name} | {' | '.join(cells)} | {mean} ({low} to {high}) |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -221,6 +237,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1000, help="the first one")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=[problem.name for problem in PROBLEMS])
+    parser.add_argument("--controller", help="what grows; the default of a grower if not given")
+    parser.add_argument("--rival", help="another controller to grow the same models")
     parser.add_argument("--json", type=Path, help="where every run is written to")
     parser.add_argument("--tune", action="store_true", help="try learning rates on the plain models instead")
     options = parser.parse_args()
@@ -233,11 +251,13 @@ def main() -> None:
             print(tune(problem, seeds), flush=True)
             continue
         # Not counted: whatever is slow only the first time.
-        run_seed(replace(problem, epochs=3), options.seed)
+        settings = {} if options.controller is None else {"controller": options.controller}
+        run_seed(replace(problem, epochs=3), options.seed, settings, options.rival)
         results[problem] = []
         for seed in seeds:
-            results[problem] += run_seed(problem, seed)
-            grown = results[problem][-3]
+            runs = run_seed(problem, seed, settings, options.rival)
+            results[problem] += runs
+            grown = runs[ROWS.index("grown")]
             print(f"{problem.name}, seed {seed}: {', '.join(grown.kept) or 'nothing'} grown", file=sys.stderr)
     if options.json is not None:
         data = {problem.name: [asdict(run) for run in runs] for problem, runs in results.items()}

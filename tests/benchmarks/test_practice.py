@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.practice import ROWS, Growth, difference, fresh, from_scratch, run_seed, size, table, widened
+from benchmarks.practice import RIVAL, ROWS, Growth, difference, fresh, from_scratch, run_seed, size, table, widened
 from benchmarks.practice_models import PROBLEMS, Data, Problem
 
 from esper.leyline import Blend
@@ -22,14 +22,19 @@ def small(problem: Problem) -> Problem:
 
 def test_all_rows_are_trained_and_told() -> None:
     problem = small(TABULAR)
-    runs = run_seed(problem, 0, {"controller": Schedule([Planting(1, 2, 6, Blend.INSTANT)])})
-    plain, grown, wide, scratch = runs
-    assert [run.row for run in runs] == list(ROWS)
+    runs = run_seed(problem, 0, {"controller": Schedule([Planting(1, 2, 6, Blend.INSTANT)])}, "never")
+    plain, grown, wide, scratch, rival = runs
+    assert [run.row for run in runs] == [*ROWS, RIVAL]
+    assert rival.params == plain.params
+    assert rival.test == pytest.approx(plain.test)
     assert grown.kept == ("far_wide in 4",)
     assert plain.params < grown.params == scratch.params <= wide.params
     assert all(0 <= run.test <= 1 and run.seconds > 0 for run in runs)
     told = table({problem: [*runs, *(replace(run, seed=1) for run in runs)]})
     assert told.splitlines()[-1].startswith(f"| tabular (accuracy, %) | {100 * plain.test:.1f}, 693, 1.00x |")
+    gain = 100 * (grown.test - rival.test)
+    assert told.splitlines()[-1].endswith(f"| {gain:.1f} ({gain:.1f} to {gain:.1f}) |")
+    assert len({line.count("|") for line in told.splitlines()}) == 1
 
 
 @pytest.mark.parametrize(

@@ -23,3 +23,12 @@ def test_a_machine_without_numba_is_ready_and_told_what_it_misses(
     assert run("doctor", "--json", str(tmp_path / "out.json")) == 0
     found = {check["what"]: check for check in json.loads((tmp_path / "out.json").read_text())["checks"]}
     assert "reinstall numba" in found["native hosts"]["advice"]
+
+
+def test_a_damaged_shipped_controller_needs_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cut.safetensors").write_bytes(b"cut")
+    monkeypatch.setattr("esper.api.shipping._FILE", tmp_path / "cut.safetensors")
+    assert run("doctor", "--json", str(tmp_path / "out.json")) == 1
+    found = {check["what"]: check for check in json.loads((tmp_path / "out.json").read_text())["checks"]}
+    assert "is cut short" in found["shipped controller"]["found"]
+    assert found["shipped controller"]["advice"] == "reinstall esper"

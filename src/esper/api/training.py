@@ -6,17 +6,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from esper.api.shipping import SHIPPED, shipped_controller
 from esper.api.statistics import Estimate
 from esper.leyline import InputError, unknown_name
 from esper.nissa import BackgroundSink, Hub, JsonLinesSink, Sink, check_sinks, make_sink
 from esper.simic.telemetry import prepare_profile, profiled
 from esper.simic.training import (
+    CONTROLLER_SUFFIX,
     RoundReport,
     RunFolder,
     Trainer,
     TrainingConfig,
     TrainingSummary,
     load_controller,
+    read_controller,
     require_ready,
     resumed_config,
     settled,
@@ -119,13 +122,16 @@ def _open_sinks(folder: RunFolder | None, names: Sequence[str]) -> tuple[list[Si
 
 
 def find_controller(name_or_path: str) -> Controller:
-    """A controller by its name, or the one in a run folder or checkpoint."""
+    """A controller by its name, or the one in a run folder, checkpoint or controller file."""
     if name_or_path in controller_names():
         return make_controller(name_or_path)
+    if name_or_path == SHIPPED:
+        return shipped_controller()
     path = Path(name_or_path)
     if path.exists():
-        return load_controller(path)
-    raise unknown_name("controller", name_or_path, [*controller_names(), "a run folder", "a checkpoint file"])
+        return read_controller(path) if path.suffix == CONTROLLER_SUFFIX else load_controller(path)
+    kinds = ("a run folder", "a checkpoint", "a controller file")
+    raise unknown_name("controller", name_or_path, [*controller_names(), SHIPPED, *kinds])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from esper.cli.bench_quality import Quality
 from esper.cli.options import EpisodeOptions
 from esper.cli.output import check_count, check_not_empty, check_seed, check_writable, make_console, write_json
 
@@ -160,7 +161,8 @@ class Bench:
     """Reproduce the measurements in the documentation."""
 
     what: (
-        Annotated[Growth, tyro.conf.subcommand("growth")]
+        Annotated[Quality, tyro.conf.subcommand("quality")]
+        | Annotated[Growth, tyro.conf.subcommand("growth")]
         | Annotated[Oracle, tyro.conf.subcommand("oracle")]
         | Annotated[Speed, tyro.conf.subcommand("speed")]
     )

@@ -51,7 +51,7 @@ class Doctor:
 
 
 def examine() -> list[Check]:
-    return [_python(), _torch(), _growth(), _native(), _device(), _threads(), _disk(), _extras()]
+    return [_python(), _torch(), _growth(), _native(), _controller(), _device(), _threads(), _disk(), _extras()]
 
 
 def _judge(what: str, found: str, ok: bool, advice: str) -> Check:
@@ -94,6 +94,19 @@ def _native() -> Check:
     except (ImportError, RuntimeError, OSError) as error:
         return Check("native hosts", first_line(error), advice="hosts train up to ten times slower; reinstall numba")
     return Check("native hosts", f"numba {version('numba')}")
+
+
+def _controller() -> Check:
+    """Whether the controller that comes with the package is whole."""
+    from esper.api.shipping import about_shipped, shipped_controller
+    from esper.leyline import InputError
+
+    try:
+        shipped_controller()
+    except InputError as error:
+        return Check("shipped controller", str(error), ok=False, advice="reinstall esper")
+    tasks = about_shipped()["tasks"].count(", ") + 1
+    return Check("shipped controller", f"trained on {tasks} tasks")
 
 
 def _device() -> Check:

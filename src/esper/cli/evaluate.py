@@ -26,7 +26,8 @@ class Evaluate(EpisodeOptions):
     """
 
     controller: tuple[str, ...] = ("never", "heuristic")
-    """never, random, schedule, heuristic, a run folder or a checkpoint; the first is the baseline."""
+    """never, random, schedule, heuristic, rule, shipped, a run folder, a checkpoint or a controller file; the first is
+    the baseline."""
     task: tuple[str, ...] = ("mnist1d", "mnist1d-shuffled")
     """Tasks to evaluate on; see `esper tasks`."""
     episodes: int = 10

@@ -23,7 +23,7 @@ class Grow(EpisodeOptions):
     task: str = "mnist1d"
     """Task to train on; see `esper tasks`."""
     controller: str = "heuristic"
-    """never, random, schedule, heuristic, a run folder or a checkpoint."""
+    """never, random, schedule, heuristic, rule, shipped, a run folder, a checkpoint or a controller file."""
     seed: int = 0
     """Random seed of the network's weights, its minibatches and what is planted in it."""
     out: Path = Path("runs/grown.pt2")

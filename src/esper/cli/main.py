@@ -22,6 +22,7 @@ from esper.cli.demo import Demo
 from esper.cli.doctor import Doctor
 from esper.cli.evaluate import Evaluate
 from esper.cli.grow import Grow
+from esper.cli.pack import Pack
 from esper.cli.search import Search
 from esper.cli.sql import Sql
 from esper.cli.tasks import Tasks
@@ -46,7 +47,7 @@ class Esper:
     """Grow neural networks while they train."""
 
     command: Annotated[
-        Bench | Blueprints | Data | Demo | Doctor | Evaluate | Grow | Search | Sql | Tasks | Train,
+        Bench | Blueprints | Data | Demo | Doctor | Evaluate | Grow | Pack | Search | Sql | Tasks | Train,
         tyro.conf.arg(name=""),
     ]
     debug: Annotated[bool, tyro.conf.CascadeSubcommandArgs, tyro.conf.FlagCreatePairsOff] = False

@@ -59,6 +59,12 @@ class SiteShape:
         """How many places share the width: H·W, L, T or 1."""
         return math.prod(self.extent)
 
+    @property
+    def carries(self) -> str:
+        """What is passed on here, in a few words: what a controller has been trained on, or not."""
+        of_sequences = self.family is Family.FEATURES and self.extent
+        return "sequences of features" if of_sequences else self.family.value
+
     def source(self, reach: Reach) -> Self | None:
         return self.near if reach == "near" else self.far
 

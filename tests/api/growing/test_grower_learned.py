@@ -1,5 +1,6 @@
 """A learned controller from a file decides like any other."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from esper.simic.agent import PPOAgent
 from esper.simic.agent.checkpoint import save_checkpoint
 from esper.simic.config import LearnerConfig
 from esper.simic.control import observation_width
+from esper.simic.control.observing import state_dim
+from esper.simic.training import pack_controller
 from tests.api.growing.builders import assert_same, grow, make_grower
 
 SLOTS = 3
@@ -58,3 +61,22 @@ def test_its_memory_is_saved_with_the_growth(checkpoint: str, tmp_path: Path) ->
     assert [str(decision) for decision in grow(resumed, 6)] == expected
     assert_same(take_snapshot(resumed.grafted).tensors, take_snapshot(grower.grafted).tensors)
     assert_same(resumed.state_dict()["controller"]["hidden"], grower.state_dict()["controller"]["hidden"])
+
+
+def test_a_network_that_passes_on_what_it_was_not_trained_on_is_told(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    config = LearnerConfig(lstm_hidden_dim=8, device="cpu", architecture="pointing")
+    agent = PPOAgent(config, state_dim=state_dim("pointing", SLOTS), normalize=True)
+    for trained_on in (["conv1d"], ["conv1d", "features"]):
+        file = tmp_path / f"{len(trained_on)}.safetensors"
+        file.write_bytes(pack_controller(agent.policy, trained_on, {}))
+    make(str(tmp_path / "2.safetensors"))
+    assert not recwarn
+    with pytest.warns(UserWarning, match="trained on networks that pass on conv1d; this one passes on features"):
+        make(str(tmp_path / "1.safetensors"))
+
+
+def test_a_step_counts_as_a_pass_over_the_data_where_their_number_is_known(checkpoint: str) -> None:
+    assert make(checkpoint, epochs=12).situation.passes == 12.0
+    assert math.isnan(make(checkpoint, epochs=None).situation.passes)

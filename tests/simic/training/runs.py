@@ -30,7 +30,7 @@ def tiny_config(**overrides: Any) -> TrainingConfig:
 def final_weights(folder: Path) -> list[torch.Tensor]:
     newest = RunFolder(folder).newest()
     assert newest is not None
-    return list(load_controller(newest)._policy.network.state_dict().values())
+    return list(load_controller(newest).policy.network.state_dict().values())
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

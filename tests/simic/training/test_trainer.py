@@ -85,7 +85,7 @@ def test_a_controller_learns_and_decides_with_a_kind_more(tmp_path: Path) -> Non
             tiny_config(rounds=1, episode_length=4, envs=2, teacher="random", lessons=1, executor="loop"), tmp_path
         )
         controller = load_controller(tmp_path)
-        assert controller._policy.spec.head("blueprint").size == num_blueprints() >= kind.id
+        assert controller.policy.spec.head("blueprint").size == num_blueprints() >= kind.id
         run_episode(tiny_task(episode_length=2), controller, seed=0)
         dice, drawn = Random(), set()
         population = Population(tiny_task(), 8, executor="loop")

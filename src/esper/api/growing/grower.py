@@ -180,6 +180,7 @@ class Grower:
             pricing.flop_price,
             self._lookout.of_free_slots(),
             self._lookout.input_correlation,
+            math.nan if self._epochs is None else float(self._epochs),  # a step is taken as a pass over the data
         )
 
     @property

@@ -106,6 +106,7 @@ def may_plant(controller: Controller, limits: Limits, grafted: GraftedModel) -> 
     """
     catalogue = grafted.catalogue
     if limits.masks(grafted.table, catalogue).blueprint.any():
+        _warn_if_new(controller, grafted)
         return not isinstance(controller, Never) and not _refuses(controller, grafted)
     amounts = [(limits.params, catalogue.params, "parameters"), (limits.flops, catalogue.flops, "operations")]
     limited = [(limit, int(costs[catalogue.fits].min()), what) for limit, costs, what in amounts if limit != UNLIMITED]
@@ -116,6 +117,18 @@ def may_plant(controller: Controller, limits: Limits, grafted: GraftedModel) -> 
         stacklevel=3,
     )
     return False
+
+
+def _warn_if_new(controller: Controller, grafted: GraftedModel) -> None:
+    """Say so if a learned controller has never seen a network that passes on what this one does."""
+    known: tuple[str, ...] | None = getattr(controller, "trained_on", None)
+    new = {site.shape.carries for site in grafted.sites} - set(known or ())
+    if known is not None and new:
+        warnings.warn(
+            f"this controller was trained on networks that pass on {' and '.join(known)}; this one passes on "
+            f"{' and '.join(sorted(new))}, so its choices are a guess; controller='heuristic' is a rule that was tuned",
+            stacklevel=4,
+        )
 
 
 def _refuses(controller: Controller, grafted: GraftedModel) -> bool:

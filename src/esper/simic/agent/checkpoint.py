@@ -84,12 +84,12 @@ def read_checkpoint(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
 
 
 @contextmanager
-def naming(path: Path, remedy: str = REMEDY) -> Iterator[None]:
-    """Errors about the contents of a checkpoint say which file it is and what to do."""
+def naming(path: Path, remedy: str = REMEDY, what: str = "checkpoint") -> Iterator[None]:
+    """Errors about the contents of a file say which file it is and what to do."""
     try:
         yield
     except InputError as error:
-        raise DamagedFileError(f"the checkpoint {path} cannot be used: {error}; {remedy}") from None
+        raise DamagedFileError(f"the {what} {path} cannot be used: {error}; {remedy}") from None
 
 
 def _require_version(state: dict[str, Any], path: Path) -> None:

@@ -57,12 +57,8 @@ def check_agent_state(state: Mapping[str, Any]) -> None:
     if bool(state["catalogue"]) != (spec.names == HEAD_NAMES):
         raise InputError("catalogue must list blueprints if one of the heads chooses among them, and only then")
     config = _checked_config(state, spec)
-    _check_network_options(state["network_options"], network_class(config.architecture).OPTIONS)
-    network = _reference_network(state, spec)
+    network = check_network(state, spec)
     _check_round(state, spec, config)
-    expected = network.state_dict()
-    for name, tensor in checked_keys(state["network_state_dict"], tuple(expected), "network_state_dict").items():
-        checked_tensor(tensor, f"network_state_dict.{name}", expected[name].shape, expected[name].dtype)
     _check_optimizer(state["optimizer_state_dict"], network, config)
     if state["normalizer"] is not None:
         network.make_normalizer("cpu").check(state["normalizer"], "normalizer")
@@ -70,6 +66,16 @@ def check_agent_state(state: Mapping[str, Any]) -> None:
     _check_value_memory(state["value_memory"], state, spec)
     for name, count in checked_keys(state["counters"], ("total_steps", "updates"), "counters").items():
         checked_whole(count, f"counters.{name}")
+
+
+def check_network(state: Mapping[str, Any], spec: ActionSpec) -> RecurrentActorCritic:
+    """Refuse a state that holds no whole network; returns one of its sizes, without memory for its weights."""
+    _check_network_options(state["network_options"], network_class(state["config"]["architecture"]).OPTIONS)
+    network = _reference_network(state, spec)
+    expected = network.state_dict()
+    for name, tensor in checked_keys(state["network_state_dict"], tuple(expected), "network_state_dict").items():
+        checked_tensor(tensor, f"network_state_dict.{name}", expected[name].shape, expected[name].dtype)
+    return network
 
 
 def _checked_config(state: Mapping[str, Any], spec: ActionSpec) -> LearnerConfig:

@@ -24,18 +24,20 @@ class LearnedController:
 
     name = "learned"
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, trained_on: tuple[str, ...] | None = None) -> None:
+        """`trained_on` is what its hosts passed on (`SiteShape.carries`); None if that is not known."""
+        self.policy = policy
+        self.trained_on = trained_on
         self._hidden: Hidden = policy.initial_hidden(1)
 
     @property
     def num_slots(self) -> int | None:
         """How many slots a host must have; None: any number."""
-        return None if self._policy.network.ARCHITECTURE == "pointing" else self._policy.spec.head("slot").size
+        return None if self.policy.network.ARCHITECTURE == "pointing" else self.policy.spec.head("slot").size
 
     def reset(self, num_hosts: int, seed: int) -> None:  # noqa: ARG002  # nothing here is random
         """Forget everything."""
-        self._hidden = self._policy.initial_hidden(num_hosts)
+        self._hidden = self.policy.initial_hidden(num_hosts)
 
     def state_dict(self) -> dict[str, list[Tensor]]:
         """What it remembers of the episode."""
@@ -45,11 +47,11 @@ class LearnedController:
         """Remember it again; a state that does not fit changes nothing."""
         hidden = checked_list(checked_keys(state, ("hidden",), "controller")["hidden"], "controller.hidden", 2)
         num_hosts = hidden[0].shape[1] if isinstance(hidden[0], Tensor) and hidden[0].dim() == 3 else 1
-        network = self._policy.network
+        network = self.policy.network
         for part in hidden:
             shape = (network.lstm_layers, num_hosts, network.lstm_hidden_dim)
             checked_tensor(part, "controller.hidden", shape, torch.float32)
-        h, c = (part.to(self._policy.device) for part in hidden)
+        h, c = (part.to(self.policy.device) for part in hidden)
         self._hidden = (h, c)
 
     @torch.inference_mode()
@@ -58,7 +60,7 @@ class LearnedController:
         slots = situation.table.shape[1]
         if self.num_slots not in (None, slots):
             raise InputError(f"this controller was trained for {self.num_slots} slots; the host has {slots}")
-        policy = self._policy.for_spec(esper_action_spec(SlotConfig.of_size(slots)))
+        policy = self.policy.for_spec(esper_action_spec(SlotConfig.of_size(slots)))
         observations = policy.normalized(to_device(observer(policy.network.ARCHITECTURE)(situation), policy.device))
         masks = move_masks(masks_by_head(situation.masks), policy.device)
         decision = policy.act(observations, masks, self._hidden, deterministic=True)
