@@ -86,13 +86,12 @@ def _legal(actions: Tensor, situation: Situation) -> Tensor:
 def run_ablations(
     task: Task, controller: Controller, seeds: Sequence[int], settings: EpisodeSettings
 ) -> dict[str, list[EpisodeResult]]:
-    """Per ablation, an episode of each seed; "whole" is the controller as it is."""
+    """Per ablation, an episode of each seed."""
     recorder = Recorder(controller)
-    whole = run_episodes(task, recorder, seeds, settings)
+    run_episodes(task, recorder, seeds, settings)
     shuffled = Shuffled(controller, recorder.recordings)
     replayed = Replayed(recorder.recordings)
     return {
-        "whole": whole,
         "observations shuffled in time": run_episodes(task, shuffled, seeds, settings),
         "actions replayed on other seeds": run_episodes(task, replayed, seeds, settings),
         "without merit": run_episodes(task, controller, seeds, replace(settings, merit=False)),

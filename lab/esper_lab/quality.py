@@ -11,15 +11,15 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
 from esper.api import find_controller
 from esper.leyline import POINTS, InputError
 from esper.simic.search import SearchJob, SearchSettings, search_tasks
 from esper.simic.search.search import best_finalist
-from esper.tamiyo import Schedule, play, run_episodes
+from esper.tamiyo import Controller, Schedule, run_episodes
 from esper.tasks import Task, find_task
-from esper.tolaria import Episode, EpisodeResult, EpisodeSettings
+from esper.tolaria import EpisodeResult, EpisodeSettings, Situation
 from esper_lab.ablations import run_ablations
 from esper_lab.growth import run_from_scratch, run_widened, widenings
 from esper_lab.static_search import best_of, draw_networks, train_networks
@@ -74,7 +74,7 @@ class Row:
     growth: float
     """Mean of parameters / those of the host."""
     compute: float
-    """FLOPs of all that was trained and measured / those of training the host alone."""
+    """FLOPs of training and measuring / those of the host left alone."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -107,15 +107,13 @@ def play_task(name: str, settings: QualitySettings) -> Table:
     torch.set_num_threads(1)
     task = find_task(name)
     seeds = settings.seed_range
-    alone = _measured_flops(task, "never", settings, settings.prices[0])
     trained = []
     if settings.static:
         networks = draw_networks(task, settings.static)
         trained = train_networks(task, networks, seeds, settings.episode(settings.prices[0]))
     table: Table = {}
     for price in settings.prices:
-        played = _play_controllers(task, settings, price)
-        compute = {name: _measured_flops(task, name, settings, price) / alone for name in settings.controllers}
+        played, compute = _play_controllers(task, settings, price)
         if settings.same_size:
             played |= _same_size(task, played[settings.subjects[0]], settings, price)
         rows = {name: _row(results, compute.get(name, _static_compute(results))) for name, results in played.items()}
@@ -123,30 +121,58 @@ def play_task(name: str, settings: QualitySettings) -> Table:
     return table
 
 
-def _play_controllers(task: Task, settings: QualitySettings, price: float) -> dict[str, list[EpisodeResult]]:
+def _play_controllers(
+    task: Task, settings: QualitySettings, price: float
+) -> tuple[dict[str, list[EpisodeResult]], dict[str, float]]:
+    """Episodes, and what they computed where that is known."""
     seeds, episode = settings.seed_range, settings.episode(price)
     played: dict[str, list[EpisodeResult]] = {}
+    compute: dict[str, float] = {}
     for name in settings.controllers:
-        controller = find_controller(name)
+        meter = Meter(find_controller(name), task, episode)
+        played[name] = run_episodes(task, meter, seeds, episode)
+        compute[name] = meter.compute
         if settings.ablations and name == settings.subjects[0]:
-            ablated = run_ablations(task, controller, seeds, episode)
-            played |= {name: ablated.pop("whole")} | {f"{name}, {which}": row for which, row in ablated.items()}
-        else:
-            played[name] = run_episodes(task, controller, seeds, episode)
+            ablated = run_ablations(task, find_controller(name), seeds, episode)
+            played |= {f"{name}, {which}": results for which, results in ablated.items()}
     if settings.plans is not None:
         job = SearchJob((task.name,), settings.plans, settings.search, EpisodeSettings(merit=False))
         (found,) = search_tasks(job)
         plan = Schedule(best_finalist(found.finalists, found.host_params, price).plan)
         played[PLANS] = run_episodes(task, plan, seeds, episode)
-    return played
+    return played, compute
 
 
-def _measured_flops(task: Task, name: str, settings: QualitySettings, price: float) -> float:
-    """All that one episode computes, validation and merit included, counted while it runs."""
-    episode = Episode(task, settings.seed, settings.episode(price))
-    with FlopCounterMode(display=False) as counter:
-        play(episode, find_controller(name), settings.seed)
-    return float(counter.get_total_flops())
+class Meter:
+    """Decides as another controller does, and adds up what hosts compute meanwhile: training, and all that is measured.
+
+    Not counted are merit and the controller itself: a few samples in five epochs, and a small network once an epoch.
+    """
+
+    def __init__(self, controller: Controller, task: Task, settings: EpisodeSettings) -> None:
+        self.name = controller.name
+        self._controller = controller
+        batches = settings.batches_per_epoch or task.batches_per_epoch
+        self._trained = 3 * batches * task.batch_size  # a backward pass is two forward passes
+        self._measured = len(task.splits().val)
+        self._passes: list[float] = []
+
+    @property
+    def compute(self) -> float:
+        """Of all hosts so far, in the mean, relative to hosts that are left alone."""
+        return fmean(self._passes) / (self._trained + self._measured)
+
+    def reset(self, num_hosts: int, seed: int) -> None:
+        self._controller.reset(num_hosts, seed)
+
+    def decide(self, situation: Situation) -> Tensor:
+        table = situation.table
+        # After an epoch the network is the one that was trained in it; each blended seed was also left out once.
+        if int(situation.signals.epoch.max()) > 0:
+            size = 1 + situation.planted_flops.sum(1) / situation.host_flops
+            spent = size * (self._trained + self._measured * (1 + table.blended.sum(1)))
+            self._passes += spent.tolist()
+        return self._controller.decide(situation)
 
 
 def _same_size(

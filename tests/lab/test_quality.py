@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.utils.flop_counter import FlopCounterMode
 
 from esper.leyline import POINTS
-from esper.tamiyo import make_controller, run_episodes
-from esper.tolaria import EpisodeSettings
-from esper_lab.quality import QualitySettings, Row, play_task
+from esper.tamiyo import Never, Planting, Schedule, make_controller, play, run_episodes
+from esper.tasks import find_task
+from esper.tolaria import Episode, EpisodeSettings
+from esper_lab.quality import Meter, QualitySettings, Row, play_task
 from esper_lab.quality_report import compare_rows, draw_quality
 from tests.worlds import TINY, tiny_task
 
@@ -34,6 +36,21 @@ def test_every_row_is_what_it_would_be_alone_at_every_price() -> None:
     assert rows["schedule"].compute > 1.0
     four, one = rows["best of 4 static networks"].compute, rows["a static network at random"].compute
     assert four == pytest.approx(4 * one)
+
+
+def test_compute_is_what_torch_counts() -> None:
+    task, plan, settings = find_task("mnist1d@batches=2,channels=4-8"), Schedule([Planting(1, 0, 6)]), EpisodeSettings()
+    counted = []
+    for controller in (Never(), plan):
+        episode = Episode(task, 3, settings)
+        with FlopCounterMode(display=False) as counter:
+            play(episode, controller, 3)
+        counted.append(counter.get_total_flops())
+    meter = Meter(plan, task, settings)
+    run_episodes(task, meter, [3], settings)
+    assert meter.compute > 1.1
+    # torch leaves out biases and what has no matrices.
+    assert meter.compute == pytest.approx(counted[1] / counted[0], rel=0.1)
 
 
 def test_static_networks_are_trained_once_and_pay_each_price() -> None:
