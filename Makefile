@@ -23,9 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: setup  ## Train a small controller (about a minute), and compare it with never, random and the heuristic.
+run: setup  ## Train a small controller (about a minute), and compare it with rules and with the shipped one.
 	$(BIN)/esper train --preset quick --out $(RUN)
-	$(BIN)/esper evaluate --controller never random heuristic $(RUN) --task mnist1d --episodes 16 --seed 7000 \
+	$(BIN)/esper evaluate --controller never random heuristic shipped $(RUN) --task mnist1d --episodes 16 --seed 7000 \
 		--budget-params 800 --json $(RUN)/evaluation.json --picture $(RUN)/picture.png
 
 demo: setup  ## Grow one small network on MNIST-1D beside the same network left alone (seconds).

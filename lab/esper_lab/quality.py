@@ -178,14 +178,16 @@ class Meter:
 def _same_size(
     task: Task, grown: Sequence[EpisodeResult], settings: QualitySettings, price: float
 ) -> dict[str, list[EpisodeResult]]:
-    """Networks of the size that was grown, from scratch."""
+    """Networks of the size that was grown, from scratch: each architecture, and hosts widened to the mean size."""
     seeds, episode = settings.seed_range, settings.episode(price)
     rows = {"the same architecture from scratch": run_from_scratch(task, grown, seeds, episode)}
     try:
         names = list(widenings(task, 0))
     except InputError:  # a host without widths
         return rows
-    wide = [run_widened(task, which, grown, seeds, episode) for which in names]
+    added = round(fmean(result.added_params for result in grown))
+    alike = [replace(result, added_params=added) for result in grown]
+    wide = [run_widened(task, which, alike, seeds, episode) for which in names]
     best = max(wide, key=lambda results: fmean(result.val_objective for result in results))
     return rows | {"widened to the same size": best}
 

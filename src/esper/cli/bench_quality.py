@@ -133,7 +133,7 @@ class Quality:
             for name, table in played:
                 tables[name] = table
                 self._write(settings, tables, {})
-        return {name: tables[name] for name in dict.fromkeys(wanted)}
+        return {name: tables[name] for name in wanted}
 
     def _read(self, settings: "QualitySettings") -> "dict[str, Table]":
         """What an earlier run with the same settings has left in the file."""
