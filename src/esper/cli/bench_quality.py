@@ -172,7 +172,7 @@ def _play(names: list[str], settings: "QualitySettings", workers: int) -> "Gener
     # Spawned, so that what they compile and load does not pile up here.
     with (
         Progress(console=make_console(stderr=True), transient=True) as progress,
-        ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), max_tasks_per_child=8) as pool,
+        ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool,
     ):
         bar = progress.add_task("tasks", total=len(names))
         waiting = {pool.submit(play_task, name, settings): name for name in names}
