@@ -19,7 +19,7 @@ from esper.leyline import Blend, Op
 from esper.simic.search import Plan, SearchJob, SearchSettings, TaskFindings, search_tasks
 from esper.tamiyo import Planting, RulePlanting, RuleSettings
 from esper.tamiyo.rule import place_for
-from esper.tasks import find_task, tasks_of
+from esper.tasks import expand_collections, find_task
 from esper.tolaria import EpisodeSettings, Population, Situation
 
 _DEPTHS = tuple(step / 6 for step in range(7))
@@ -81,7 +81,7 @@ class Case:
 
 def read(options: Options) -> list[Case]:
     """The searches in the folder; one that has not ended is finished first."""
-    names = [name for given in options.tasks for name in (tasks_of(given) if given == "training" else (given,))]
+    names = expand_collections(options.tasks)
     settings = SearchSettings(episodes=options.search_episodes, final_seeds=options.final_seeds, seed=options.seed)
     episode = EpisodeSettings(merit=False)
     cases = []

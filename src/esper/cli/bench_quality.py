@@ -15,8 +15,6 @@ from esper.leyline import DamagedFileError, InputError, printable, unknown_name
 if TYPE_CHECKING:
     from esper_lab.quality import QualitySettings, Table
 
-_COLLECTIONS = ("training", "held-out")
-
 
 @dataclass(frozen=True, slots=True)
 class Quality:
@@ -27,7 +25,7 @@ class Quality:
     """
 
     tasks: tuple[str, ...] = ("held-out",)
-    """Tasks, or collections of them: training, held-out. Those whose data is not here are left out, and named."""
+    """Tasks, or collections of them: training, validation, held-out. Those whose data is not here are left out, and named."""
     controllers: tuple[str, ...] = ("never", "random", "schedule", "heuristic", "rule")
     """Names, run folders or files. Gains are taken to the first."""
     subjects: tuple[str, ...] = ()
@@ -118,7 +116,7 @@ class Quality:
 
     def _played(self, settings: "QualitySettings") -> "dict[str, Table]":
         """The tables of all tasks whose data is here, in the order of the tasks."""
-        from esper.tasks import find_task, tasks_of
+        from esper.tasks import expand_collections, find_task
         from esper_lab.quality import missing_data
 
         names = [

@@ -32,7 +32,7 @@ class Search:
     """
 
     task: tuple[str, ...] = ("mnist1d", "mnist1d-shuffled")
-    """Tasks to search on; `training` and `held-out` stand for the tasks of these collections."""
+    """Tasks to search on; `training`, `validation` and `held-out` stand for the tasks of these collections."""
     out: Path = Path("runs/search")
     """Folder for what was played, a file for each task."""
     episodes: int = 256
@@ -75,7 +75,7 @@ class Search:
         """What is to be searched, checked before anything is written."""
         from esper.kasmina import UNLIMITED
         from esper.simic.search import SearchJob, SearchSettings
-        from esper.tasks import find_task, tasks_of
+        from esper.tasks import expand_collections, find_task
         from esper.tolaria import EpisodeSettings, executor_names
 
         check_not_empty("--task", self.task)
@@ -87,10 +87,7 @@ class Search:
             check_count("--budget-params", self.budget_params, least=0, most=UNLIMITED)
         if self.executor not in executor_names():
             raise unknown_name("executor", self.executor, executor_names())
-        names = [
-            name for given in self.task for name in (tasks_of(given) if given in ("training", "held-out") else (given,))
-        ]
-        tasks = tuple(dict.fromkeys(find_task(name).name for name in names))
+        tasks = tuple(dict.fromkeys(find_task(name).name for name in expand_collections(self.task)))
         settings = SearchSettings(
             episodes=self.episodes,
             max_seeds=self.max_seeds,

@@ -7,7 +7,7 @@ import esper.tasks.images
 import esper.tasks.mnist1d
 import esper.tasks.text
 import esper.tasks.ucr  # noqa: F401  # importing registers
-from esper.tasks.collections import HELD_OUT_TASKS, TRAINING_TASKS, tasks_of
+from esper.tasks.collections import HELD_OUT_TASKS, TRAINING_TASKS, VALIDATION_TASKS, expand_collections, tasks_of
 from esper.tasks.download import fetch, is_published
 from esper.tasks.files import SETS, data_folder, find_set
 from esper.tasks.registry import (
@@ -30,6 +30,8 @@ __all__ = [
     "HELD_OUT_TASKS",
     "SETS",
     "TRAINING_TASKS",
+    "VALIDATION_TASKS",
+    "expand_collections",
     "HostSettings",
     "Loader",
     "OptimizerSettings",

@@ -1,8 +1,10 @@
-"""Collections of tasks: what controllers are trained on, and what is used for nothing but reports.
+"""Collections of tasks: what controllers are trained on, chosen on, and what is used for nothing but reports.
 
 They differ in noise, samples, permutations of positions, families of hosts, widths and numbers of slots. Hosts of other
 sizes keep the optimiser that was tuned on their task's own host.
 """
+
+from collections.abc import Iterable
 
 from esper.leyline import unknown_name
 
@@ -75,6 +77,25 @@ TRAINING_TASKS = (
     "ucr:ItalyPowerDemand",
     "ucr:JapaneseVowels_eq",
 )
+VALIDATION_TASKS = (
+    "mnist1d:corr_noise_scale=0.3,seed=101@channels=6-10-14",
+    "mnist1d:num_samples=1600,seed=102",
+    "mnist1d:max_translation=25,seed=103@channels=9-15",
+    "mnist1d:shuffle_seq=true,seed=104",
+    "mnist1d:num_samples=2700,shuffle_seq=true,seed=105@channels=5-9-13-17",
+    "mnist1d:shear_scale=0.9,seed=106@channels=4-7-10",
+    "mnist1d-mlp:seed=107@widths=22-22-22",
+    "mnist1d-mlp:shuffle_seq=true,seed=108@widths=15-15",
+    "mnist1d-mlp:num_samples=2000,max_translation=15,seed=109@widths=9-9-9-9",
+    "mnist1d:max_translation=18,shuffle_seq=true,seed=110@channels=7-11-15",
+    "digits@widths=9-9",
+    "mnist1d:num_samples=3200,corr_noise_scale=0.45,seed=111@channels=8-12-16-20",
+    "mnist1d:corr_noise_scale=0.2,shuffle_seq=true,seed=112@channels=10-20",
+    "mnist1d-mlp:corr_noise_scale=0.2,seed=113@widths=12-12-12-12",
+    "mnist1d:num_samples=1100,seed=114@channels=12-24",
+    "mnist1d:max_translation=32,iid_noise_scale=0.15,seed=115@channels=4-8-12-16",
+)
+"""On these, ways of training are chosen: what a controller comes to that was trained on none of them."""
 HELD_OUT_TASKS = (
     "mnist1d:corr_noise_scale=0.35,seed=3",
     "mnist1d:num_samples=1800,seed=4",
@@ -101,7 +122,7 @@ HELD_OUT_TASKS = (
     "ucr:Covid3Month_disc",
     "fashion-mnist",
 )
-_COLLECTIONS = {"training": TRAINING_TASKS, "held-out": HELD_OUT_TASKS}
+_COLLECTIONS = {"training": TRAINING_TASKS, "validation": VALIDATION_TASKS, "held-out": HELD_OUT_TASKS}
 
 
 def tasks_of(collection: str) -> tuple[str, ...]:
@@ -109,3 +130,8 @@ def tasks_of(collection: str) -> tuple[str, ...]:
     if collection not in _COLLECTIONS:
         raise unknown_name("collection of tasks", collection, _COLLECTIONS)
     return _COLLECTIONS[collection]
+
+
+def expand_collections(names: Iterable[str]) -> list[str]:
+    """`names` with the tasks of a collection in place of its name, each once."""
+    return list(dict.fromkeys(task for name in names for task in _COLLECTIONS.get(name, (name,))))
