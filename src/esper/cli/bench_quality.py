@@ -25,7 +25,7 @@ class Quality:
     """
 
     tasks: tuple[str, ...] = ("held-out",)
-    """Tasks, or collections of them: training, validation, held-out. Those whose data is not here are left out, and named."""
+    """Tasks, or collections of them: training, validation, held-out. Those whose data is not here are left out."""
     controllers: tuple[str, ...] = ("never", "random", "schedule", "heuristic", "rule")
     """Names, run folders or files. Gains are taken to the first."""
     subjects: tuple[str, ...] = ()
@@ -119,9 +119,7 @@ class Quality:
         from esper.tasks import expand_collections, find_task
         from esper_lab.quality import missing_data
 
-        names = [
-            find_task(n).name for given in self.tasks for n in (tasks_of(given) if given in _COLLECTIONS else (given,))
-        ]
+        names = list(dict.fromkeys(find_task(name).name for name in expand_collections(self.tasks)))
         tables = self._read(settings)
         absent = {name: why for name in names if name not in tables and (why := missing_data(name))}
         for name, why in absent.items():
