@@ -166,6 +166,7 @@ def draw_quality(compared: Mapping[str, Mapping[str, Comparison]], subject: str,
             frontier.annotate(
                 plain_label(name), (row.growth, row.accuracy), (5, 4), textcoords="offset points", fontsize=7
             )
+        frontier.margins(0.15)
         frontier.set_xlabel("parameters / those of the host")
         frontier.set_ylabel("test accuracy, %")
         frontier.set_title("Accuracy and size, mean over tasks")
