@@ -1,6 +1,6 @@
 """Controllers in files to hand on, and the one that comes with the package."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from esper.kasmina import graft
@@ -29,11 +29,11 @@ def about_shipped() -> dict[str, str]:
     return about_controller(_FILE)
 
 
-def pack_run(run: Path, about: Mapping[str, str] | None = None) -> bytes:
+def pack_run(run: Path) -> bytes:
     """The best controller of a run of `esper train`, as the bytes of a controller file."""
     controller, config = load_controller(run), RunFolder(run).stored_config()
-    told = {"tasks": ", ".join(config.world.tasks), "seed": str(config.seed), **(about or {})}
-    return pack_controller(controller.policy, passed_on(config.world.tasks), told)
+    about = {"tasks": ", ".join(config.world.tasks), "seed": str(config.seed)}
+    return pack_controller(controller.policy, passed_on(config.world.tasks), about)
 
 
 def passed_on(tasks: Iterable[str]) -> set[str]:
