@@ -57,8 +57,9 @@ def test_static_networks_are_trained_once_and_pay_each_price() -> None:
     table = play_task(TINY, replace(_SETTINGS, same_size=False, static=1))
     dear, cheap = (table[str(price)]["a static network at random"] for price in _SETTINGS.prices)
     assert dear.accuracy == cheap.accuracy
-    owed = [score - objective for score, objective in zip(dear.accuracy, dear.objective, strict=True)]
-    assert owed == pytest.approx([POINTS * 0.1 * (dear.growth - 1)] * 2)
+    for price, row in ((0.1, dear), (0.001, cheap)):
+        owed = [score - objective for score, objective in zip(row.accuracy, row.objective, strict=True)]
+        assert owed == pytest.approx([POINTS * price * (row.growth - 1)] * 2)
 
 
 def _rows(objectives: list[list[float]]) -> dict[str, Row]:
